@@ -1,0 +1,1 @@
+"""Sandboxes: where a policy's code runs."""

@@ -1,0 +1,1 @@
+"""Commands: what people type. They compose the rest, and nothing imports them."""

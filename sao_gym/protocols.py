@@ -1,0 +1,221 @@
+"""What the rooms promise each other. Torch-free: a tensor is whatever the engine and the learner agree on."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy.typing as npt
+
+from sao_gym.messages import Message, ToolSpec
+from sao_gym.stream import Floats, Ids, Score, StopReason, Trajectory
+
+
+class Clock(Protocol):
+    """The only source of time and of sleep in the runtime."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start; never falls."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Give way for `seconds`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one request is sampled. A checkpoint's own generation config is never inherited.
+
+    `temperature` 0 is greedy (evaluation only). `stop_token_ids` are all ids that end the turn.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine sampled. token_ids, logprobs and versions [n] agree in length; the stop token is included."""
+
+    token_ids: Ids
+    logprobs: Floats
+    versions: Ids
+    stop: StopReason
+    temperature: float
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def request_seed(run_seed: int, task_id: str, attempt: int, stream: int, call: int) -> int:
+    """Seed of one request, 63 bits: the same episode draws the same numbers on any machine, in any company."""
+    text = f"{run_seed}\x1f{task_id}\x1f{attempt}\x1f{stream}\x1f{call}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class WeightSource(Protocol):
+    """A policy's weights, ready to travel."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Parameter names, each shared tensor once, in the learner's order."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """(name, tensor) pairs in the order of `names`; the tensors do not change while they travel."""
+        ...
+
+    @property
+    def weight_hash(self) -> str:
+        """Hash over names, shapes and bytes; equal to the engine's own after a publication that happened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """A glance at an engine."""
+
+    version: int
+    running: int
+    waiting: int
+    weight_hash: str = ""
+
+
+class Engine(Protocol):
+    """Samples tokens, remembers how likely they were and which policy version drew them."""
+
+    @property
+    def version(self) -> int:
+        """Policy version that the next token will be sampled with. It never falls."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens, prompt and completion together, that one request may hold."""
+        ...
+
+    async def generate(self, token_ids: Ids, sampling: Sampling, session: str | None = None) -> Generation:
+        """Continue `token_ids`. Cancelling the awaiting task frees the request.
+
+        Calls with one `session` name share their common prefix. Raises EngineError.
+        """
+        ...
+
+    async def score(self, token_ids: Ids, temperature: float = 1.0) -> Floats:
+        """Log-prob of each token given those before it [n]; the first is 0."""
+        ...
+
+    async def publish(self, source: WeightSource, version: int) -> None:
+        """Serve `source` as `version` from the next token on; requests in flight go on.
+
+        Raises EngineError if the weights did not arrive whole; the old version then goes on serving.
+        """
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Forget what was kept for `session`."""
+        ...
+
+    async def health(self) -> EngineHealth:
+        """Raises EngineError if the engine does not answer."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What a command left. `truncated` is the number of output bytes left out."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    timed_out: bool = False
+    truncated: int = 0
+
+
+class Sandbox(Protocol):
+    """A place where a policy's code runs: bounded in time, memory, processes and output, without network."""
+
+    async def exec(self, command: str | Sequence[str], *, timeout_s: float = 30.0) -> ExecResult:
+        """Run argv, or a string as `bash -c`. Raises SandboxError if the sandbox itself failed."""
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """Bytes of a file inside."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file inside."""
+        ...
+
+    async def close(self) -> None:
+        """End every process inside and remove every trace; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One prompt and what grading it needs. `id` is stable over runs; `answer` is the gold answer."""
+
+    id: str
+    prompt: str
+    answer: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TaskSet(Protocol):
+    """A finite, ordered set of tasks with stable ids and a content hash."""
+
+    @property
+    def name(self) -> str:
+        """Name of the set and its split."""
+        ...
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of all that the tasks say."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Task: ...
+
+
+class Grader(Protocol):
+    """Judges a finished episode. Pure where it can be: gold -> 1, empty -> 0, garbage -> 0."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Score:
+        """Raises GradingError if no verdict can be had; that is no 0."""
+        ...
+
+
+@runtime_checkable
+class Chat(Protocol):
+    """One model family's way of writing messages as ids, and back."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an assistant turn."""
+        ...
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Ids:
+        """The conversation so far as ids, up to where the assistant begins to write."""
+        ...
+
+    def bridge(self, messages: Sequence[Message], *, last_id: int) -> Ids:
+        """Ids to append after a sampled assistant turn that ended with `last_id`, so that the assistant writes next.
+
+        Holds what the template puts after the turn (less the stop token if that was sampled), the new messages and
+        the assistant's opening. Nothing before is rendered again.
+        """
+        ...
+
+    def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
+        """The assistant message that sampled ids say. Never raises on what a policy may write."""
+        ...

@@ -1,0 +1,1 @@
+"""Task sets and graders."""

@@ -1,0 +1,1 @@
+"""Trainer: asynchronous SAO, from trajectories to published weights."""

@@ -1,0 +1,1 @@
+"""Presets: named configurations, one TOML file each."""
