@@ -1,0 +1,173 @@
+"""Every prompt's state, in SQLite: queued | running | scoring | ready | trained | dropped(reason).
+
+Each change is one transaction. A ready row holds its trajectory, so a crash loses no finished episode; a row's number
+is its place in ledger order. `recover` applies the rules of a resume (DESIGN.md section 5).
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from sao_gym import parquet
+from sao_gym.errors import InvariantError, RunFolderError
+from sao_gym.stream import Trajectory
+
+
+class RowStatus(StrEnum):
+    """States of a row; `trained` and `dropped` are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SCORING = "scoring"
+    READY = "ready"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One episode to be: `attempt` numbers the task's episodes in the run, `failures` counts lost tries."""
+
+    number: int
+    task_id: str
+    attempt: int
+    status: RowStatus
+    failures: int = 0
+    reason: str | None = None
+    first_version: int | None = None
+    last_version: int | None = None
+    trained_at_step: int | None = None
+
+
+_COLUMNS = "number, task_id, attempt, status, failures, reason, first_version, last_version, trained_at_step"
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS rows (
+  number INTEGER PRIMARY KEY, task_id TEXT NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL,
+  failures INTEGER NOT NULL DEFAULT 0, reason TEXT, first_version INTEGER, last_version INTEGER,
+  trained_at_step INTEGER, trajectory BLOB, UNIQUE (task_id, attempt)
+);
+CREATE INDEX IF NOT EXISTS by_status ON rows (status) WHERE status NOT IN ('{RowStatus.TRAINED}', '{RowStatus.DROPPED}');
+CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, version INTEGER NOT NULL, folder TEXT NOT NULL);
+"""
+
+
+class Ledger:
+    """The table of rows. One thread uses it; the connection is opened where the ledger is made."""
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise RunFolderError(
+                f"{path} is no ledger of a run ({error}); give the folder that a run wrote"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._db.close()
+
+    def _row(self, values: Sequence[object]) -> LedgerRow:
+        number, task_id, attempt, status, *rest = values
+        return LedgerRow(number, task_id, attempt, RowStatus(str(status)), *rest)  # type: ignore[arg-type]
+
+    def rows(self, *statuses: RowStatus) -> list[LedgerRow]:
+        """Rows in these states (all without arguments), in ledger order."""
+        marks = ",".join("?" * len(statuses))
+        where = f"WHERE status IN ({marks})" if statuses else ""
+        found = self._db.execute(f"SELECT {_COLUMNS} FROM rows {where} ORDER BY number", statuses)
+        return [self._row(values) for values in found]
+
+    def counts(self) -> dict[RowStatus, int]:
+        """Number of rows in each state."""
+        found = self._db.execute("SELECT status, COUNT(*) FROM rows GROUP BY status")
+        return {RowStatus(status): count for status, count in found}
+
+    def trajectory(self, number: int) -> Trajectory:
+        """The trajectory of a ready row. Raises InvariantError if the row holds none."""
+        found = self._db.execute("SELECT trajectory FROM rows WHERE number = ?", (number,)).fetchone()
+        if found is None or found[0] is None:
+            raise InvariantError(f"row {number} holds no trajectory")
+        return parquet.loads(found[0])
+
+    def enqueue(self, task_id: str, attempt: int) -> LedgerRow:
+        """A new row at the end of the order."""
+        cursor = self._db.execute(
+            "INSERT INTO rows (task_id, attempt, status) VALUES (?, ?, ?)",
+            (task_id, attempt, RowStatus.QUEUED),
+        )
+        return LedgerRow(int(cursor.lastrowid or 0), task_id, attempt, RowStatus.QUEUED)
+
+    def set_status(self, number: int, status: RowStatus) -> None:
+        """Move a row to running, scoring or queued."""
+        self._db.execute("UPDATE rows SET status = ? WHERE number = ?", (status, number))
+
+    def set_ready(self, number: int, trajectory: Trajectory) -> None:
+        """The episode is over and scored; the row now holds it."""
+        self._db.execute(
+            "UPDATE rows SET status = ?, first_version = ?, last_version = ?, trajectory = ? WHERE number = ?",
+            (
+                RowStatus.READY,
+                trajectory.first_version,
+                trajectory.last_version,
+                parquet.dumps(trajectory),
+                number,
+            ),
+        )
+
+    def set_trained(self, numbers: Iterable[int], step: int) -> None:
+        """A batch went into the weights of `step`; its trajectories live on in the step's parquet file."""
+        self._db.executemany(
+            "UPDATE rows SET status = ?, trained_at_step = ?, trajectory = NULL WHERE number = ?",
+            [(RowStatus.TRAINED, step, number) for number in numbers],
+        )
+
+    def set_dropped(self, number: int, reason: str) -> None:
+        """The row will never be trained."""
+        self._db.execute(
+            "UPDATE rows SET status = ?, reason = ?, trajectory = NULL WHERE number = ?",
+            (RowStatus.DROPPED, reason, number),
+        )
+
+    def requeue(self, number: int, *, reason: str | None = None, failed: bool = False) -> None:
+        """The same attempt will be run again. `failed` counts a lost try and keeps its reason."""
+        self._db.execute(
+            "UPDATE rows SET status = ?, reason = COALESCE(?, reason), failures = failures + ?, first_version = NULL, "
+            "last_version = NULL, trained_at_step = NULL, trajectory = NULL WHERE number = ?",
+            (RowStatus.QUEUED, reason, int(failed), number),
+        )
+
+    def add_checkpoint(self, step: int, version: int, folder: str) -> None:
+        """A whole checkpoint lies in `folder`."""
+        self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (step, version, folder))
+
+    def recover(self, step: int, version: int, trained: dict[int, Trajectory]) -> None:
+        """Put the rows where they stood at checkpoint `step` with policy `version`.
+
+        `trained` holds the trajectories of rows trained at later steps, by number. Rows trained later go back to
+        ready; running and scoring rows, and rows that hold tokens of a version newer than the checkpoint's (a lost
+        timeline), go back to queued with the same attempt.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
+            for row in self.rows():
+                if row.status is RowStatus.TRAINED and (row.trained_at_step or 0) > step:
+                    if row.number in trained:
+                        self.set_ready(row.number, trained[row.number])
+                    else:
+                        self.requeue(row.number)
+                elif row.status in (RowStatus.RUNNING, RowStatus.SCORING):
+                    self.requeue(row.number)
+            for row in self.rows(RowStatus.READY):
+                if (row.last_version or 0) > version:
+                    self.requeue(row.number)
+            self._db.execute("UPDATE rows SET trained_at_step = NULL WHERE status != ?", (RowStatus.TRAINED,))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
