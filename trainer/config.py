@@ -1,0 +1,256 @@
+"""What a run can be told. Each field says whether its default is the paper's or ours (SAO.md in docs/paper.md).
+
+Sections are dataclasses; `--actor.lr 1e-4` sets `actor.lr`, and the fields people need most have a short flag.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sao_gym.config import setting
+from sao_gym.errors import ConfigError
+from sao_gym.stream import Credit
+
+
+def _at_least(section: str, minimum: float, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < minimum:
+            raise ConfigError(f"{section}{name} = {value}: give at least {minimum:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Which environment, on which tasks."""
+
+    name: str = setting("arithmetic", help="registered name, module:Class or file.py:Class", source="ours", alias="env")
+    tasks: str | None = setting(
+        None,
+        help="task file (.jsonl or .parquet); unset: the environment's own tasks",
+        source="ours",
+        alias="tasks",
+    )
+    options: dict[str, Any] = setting({}, help="keyword arguments for the environment", source="ours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Where the policy comes from."""
+
+    path: str | None = setting(
+        None, help="folder of a transformers checkpoint (or of a .gguf)", source="ours", alias="model"
+    )
+    chat: str = setting("auto", help="how messages become ids: auto, own, renderer or template", source="ours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How episodes are sampled, and their budgets."""
+
+    temperature: float = setting(1.0, help="sampling temperature", source="paper")
+    top_p: float = setting(
+        1.0, help="must be 1 in training: log-probs are those of the whole distribution", source="paper"
+    )
+    max_turns: int | None = setting(50, help="most turns of an episode", source="paper", alias="max-turns")
+    max_tokens_per_turn: int | None = setting(None, help="most tokens of one turn", source="ours", alias="max-tokens")
+    max_tokens_per_episode: int | None = setting(
+        131072, help="most tokens of an episode, prompt and observations included", source="paper"
+    )
+    wall_clock_s: float | None = setting(3600.0, help="most seconds of an episode", source="ours")
+    max_in_flight: int = setting(64, help="most episodes at a time", source="ours")
+    failure_retries: int = setting(3, help="tries of an episode whose infrastructure failed", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "rollout.",
+            1,
+            max_in_flight=self.max_in_flight,
+            max_turns=self.max_turns,
+            max_tokens_per_turn=self.max_tokens_per_turn,
+        )
+        if self.temperature <= 0:
+            raise ConfigError(f"rollout.temperature = {self.temperature}: training samples, so give a number above 0")
+        if self.top_p != 1.0:
+            raise ConfigError(
+                f"rollout.top_p = {self.top_p}: training needs 1, for the ratio divides by log-probs of the whole distribution"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What samples the tokens."""
+
+    kind: Literal["local"] = setting(
+        "local", help="local: transformers inside this process", source="ours", alias="engine"
+    )
+    slots: int = setting(32, help="requests decoded side by side", source="ours")
+    context_length: int | None = setting(
+        None,
+        help="most tokens of a request; unset: the model's own limit or the episode budget",
+        source="ours",
+    )
+    kv: Literal["in_place", "recompute"] = setting(
+        "in_place", help="what becomes of the KV cache at a publication", source="ours"
+    )
+    deterministic: bool = setting(
+        False, help="one request per forward pass: results do not depend on their company", source="ours"
+    )
+    threads: int = setting(1, help="torch threads of the engine", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("engine.", 1, slots=self.slots, context_length=self.context_length, threads=self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessConfig:
+    """How old a trained row may be."""
+
+    max_staleness: int = setting(4, help="policy versions between a row's first token and its training", source="ours")
+    on_stale: Literal["wait", "mask", "drop"] = setting(
+        "mask", help="what happens to rows that hold the gate shut", source="ours"
+    )
+    stale_grace_s: float = setting(60.0, help="seconds that the gate may be shut before on_stale acts", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("staleness.", 0, max_staleness=self.max_staleness, stale_grace_s=self.stale_grace_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with float32 master weights."""
+
+    lr: float = setting(1e-6, help="learning rate", source="paper")
+    lr_warmup_steps: int = setting(0, help="batches over which the learning rate rises to lr", source="ours")
+    beta1: float = setting(0.9, help="AdamW beta 1", source="ours")
+    beta2: float = setting(0.95, help="AdamW beta 2", source="ours")
+    eps: float = setting(1e-8, help="AdamW epsilon", source="ours")
+    weight_decay: float = setting(0.0, help="AdamW weight decay", source="ours")
+    grad_clip: float | None = setting(1.0, help="largest gradient norm; null: no clipping", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "",
+            0,
+            lr=self.lr,
+            lr_warmup_steps=self.lr_warmup_steps,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+        )
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(f"grad_clip = {self.grad_clip}: give a number above 0, or null for no clipping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(OptimizerConfig):
+    """The value network and its schedule."""
+
+    lr: float = setting(5e-6, help="learning rate", source="paper")
+    lr_warmup_steps: int = setting(10, help="batches over which the learning rate rises to lr", source="ours")
+    updates: int = setting(2, help="K: critic updates per batch", source="paper")
+    only_steps: int = setting(
+        10, help="first batches that train the critic alone; they raise no policy version", source="ours"
+    )
+    train: str | list[str] = setting(
+        "mlp_only", help="mlp_only, all_but_attention, full, or regular expressions on names", source="paper"
+    )
+    init: str | None = setting(
+        None,
+        help="folder of sao_gym.pretrain_critic, or the word cold for a new head",
+        source="ours",
+        alias="critic-init",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("critic.", 1, updates=self.updates)
+        _at_least("critic.", 0, only_steps=self.only_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The objective: DIS on skip-observation GAE."""
+
+    policy: Literal["dis", "ppo", "cispo", "icepop", "trm"] = setting("dis", help="policy loss", source="paper")
+    eps_low: float = setting(0.3, help="keeps ratios above 1 - eps_low", source="paper")
+    eps_high: float = setting(5.0, help="keeps ratios below 1 + eps_high", source="paper")
+    detach_ratio: bool = setting(True, help="no gradient through the ratio", source="ours")
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = setting(
+        "token_mean", help="how token losses are averaged over the global batch", source="ours"
+    )
+    gamma: float = setting(1.0, help="discount per action token", source="ours")
+    alpha: float = setting(1.5, help="lambda = 1 - 1/(alpha l)", source="paper")
+    lambda_length: Literal["actions", "all_tokens", "turns"] = setting("actions", help="what l counts", source="ours")
+    truncation: Literal["terminal", "bootstrap", "drop"] = setting(
+        "terminal", help="how a budget's end is valued", source="ours"
+    )
+    credit: Credit = setting("chain", help="how several streams of one episode share its score", source="ours")
+    whiten: bool = setting(False, help="whiten advantages over the batch", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("loss.", 0, eps_low=self.eps_low, eps_high=self.eps_high, gamma=self.gamma)
+        if self.alpha <= 0:
+            raise ConfigError(f"loss.alpha = {self.alpha}: give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """How the networks are run."""
+
+    micro_batch_tokens: int = setting(16384, help="packed tokens of one forward pass; changes no result", source="ours")
+    precision: Literal["no", "bf16"] = setting("no", help="compute type; master weights stay float32", source="ours")
+    gradient_checkpointing: bool = setting(False, help="recompute activations in the backward pass", source="ours")
+    threads: int = setting(1, help="torch threads of the learner", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("learner.", 1, micro_batch_tokens=self.micro_batch_tokens, threads=self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the run can be taken up again."""
+
+    every: int = setting(50, help="batches between checkpoints; the last batch always gets one", source="ours")
+    keep: int = setting(2, help="newest checkpoints kept", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint.", 1, every=self.every, keep=self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on held-out tasks before, during and after training."""
+
+    every: int | None = setting(None, help="batches between evaluations; null: none", source="ours")
+    episodes: int = setting(512, help="episodes of an evaluation", source="ours")
+    at_ends: bool = setting(
+        False, help="evaluate before the first and after the last batch, sampled and greedy", source="ours"
+    )
+
+    def __post_init__(self) -> None:
+        _at_least("evaluation.", 1, every=self.every, episodes=self.episodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    steps: int = setting(1000, help="batches to train on", source="paper", alias="steps")
+    batch_size: int = setting(128, help="rows per batch, one rollout per prompt", source="paper", alias="batch-size")
+    seed: int = setting(0, help="seed of prompt order, sampling and new weights", source="ours", alias="seed")
+    check: bool = setting(True, help="check the run's own promises at every step", source="ours", alias="check")
+    deadline_s: float = setting(
+        1800.0, help="longest wait for a batch or a publication before the run gives up", source="ours"
+    )
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("", 1, batch_size=self.batch_size)
+        _at_least("", 0, steps=self.steps)

@@ -1,0 +1,300 @@
+"""The learner: one collective entry, `step`, that turns a batch into new weights.
+
+    rank 0:  plan -> broadcast -> K critic passes -> advantages -> one actor step -> statistics -> rank 0
+    others:  serve() waits for plans and does the same on its share
+
+The first critic pass reads the values that the advantages use (`advantage_values = pre`), then the passes train the
+critic, then the actor takes one step. The local loss is sum x world / N_global: data-parallel training averages over
+ranks, and that is undone here (SAO.md row 4). Nothing else in the project touches torch.distributed.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+
+from sao_gym.errors import InvariantError
+from sao_gym.protocols import Clock
+from sao_gym.trainer.actor import Actor, Inputs
+from sao_gym.trainer.attention import use_packed_attention
+from sao_gym.trainer.batch import Packed
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.critic import Critic, FreezeTable, freeze, switch_off_dropout
+from sao_gym.trainer.estimation import critic_targets, estimation_units, policy_advantages
+from sao_gym.trainer.losses import (
+    ExplainedVariance,
+    PolicyLoss,
+    PolicyObjective,
+    policy_loss,
+    token_weights,
+    value_loss,
+)
+from sao_gym.trainer.optimizer import (
+    GradientNorms,
+    gradient_norms,
+    lr_multiplier,
+    make_optimizer,
+    set_lr,
+    snapshot,
+    update_size,
+)
+from sao_gym.trainer.statistics import StepStatistics
+from sao_gym.weights import ModuleWeights
+
+Floats64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """One batch, cut for all ranks: `micro_batches[rank]` are that rank's, as many on each (empty ones at the end).
+
+    `version` is the policy version that learns from it; tokens older than version - max_staleness weigh 0.
+    `actor_batches` counts batches that trained the actor before this one, `batch` counts all.
+    """
+
+    batch: int
+    actor_batches: int
+    version: int
+    trains_actor: bool
+    n_rows: int
+    micro_batches: tuple[tuple[Packed, ...], ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Part:
+    """A micro-batch on the device, with what both losses need of it: weights and stale [A]."""
+
+    packed: Packed
+    inputs: Inputs
+    weights: Tensor
+    stale: Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Estimate:
+    """Values before the passes, critic targets and advantages of a micro-batch, all [A]."""
+
+    values: Floats64
+    targets: Floats64
+    advantages: Floats64
+
+
+class Learner:
+    """Actor, critic and their optimisers behind one entry.
+
+    `model` is a float32 causal language model. Seconds are read from `clock`.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, critic: Critic, accelerator: Accelerator, clock: Clock
+    ) -> None:
+        if {p.dtype for p in model.parameters()} | {p.dtype for p in critic.parameters()} != {torch.float32}:
+            raise InvariantError("master weights are float32: load the model and the critic as such")
+        self.config = config
+        self.accelerator = accelerator
+        self.clock = clock
+        self.freeze_table: FreezeTable = freeze(critic, _pattern(config.critic.train))
+        for network in (model, critic.backbone):
+            use_packed_attention(network)
+            switch_off_dropout(network)
+            if config.learner.gradient_checkpointing:
+                backend: Any = network
+                backend.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.model = model
+        self.bare_critic = critic
+        self.actor = accelerator.prepare_model(Actor(model))
+        self.critic = accelerator.prepare_model(critic)
+        self.actor_optimizer = accelerator.prepare_optimizer(make_optimizer(model, config.actor))
+        self.critic_optimizer = accelerator.prepare_optimizer(make_optimizer(critic, config.critic))
+        self.actor.train()
+        self.critic.train()
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return int(self.accelerator.num_processes)
+
+    def weights(self, dtype: torch.dtype | None = None) -> ModuleWeights:
+        """The policy as it stands, ready to be published."""
+        return ModuleWeights(self.model, dtype)
+
+    def step(self, plan: StepPlan) -> StepStatistics:
+        """Learn from one batch on all ranks. Called on rank 0 only; the others sit in `serve`."""
+        self._broadcast(plan)
+        return self._step(plan)
+
+    def serve(self) -> None:
+        """Ranks above 0: take part in every step until `stop`."""
+        while (plan := self._broadcast(None)) is not None:
+            self._step(plan)
+
+    def stop(self) -> None:
+        """Release the ranks that sit in `serve`."""
+        self._broadcast(None)
+
+    def _broadcast(self, plan: StepPlan | None) -> StepPlan | None:
+        if self.world == 1:
+            return plan
+        box = [plan]
+        broadcast_object_list(box, from_process=0)
+        return box[0]
+
+    def _step(self, plan: StepPlan) -> StepStatistics:
+        parts = [self._part(packed, plan) for packed in plan.micro_batches[self.accelerator.process_index]]
+        stats = StepStatistics(rows=sum(part.packed.n_rows for part in parts))
+        started = self.clock.now()
+        estimates = self._train_critic(plan, parts, stats)
+        stats.critic_s = self.clock.now() - started
+        started = self.clock.now()
+        if plan.trains_actor:
+            self._train_actor(plan, parts, estimates, stats)
+        stats.actor_s = self.clock.now() - started
+        return stats if self.world == 1 else StepStatistics.total(gather_object([stats]))
+
+    def _part(self, packed: Packed, plan: StepPlan) -> _Part:
+        device = self.accelerator.device
+        row = torch.as_tensor(packed.row, device=device)
+        aggregation = self.config.loss.aggregation
+        weights = token_weights(
+            row,
+            torch.bincount(row, minlength=packed.n_rows),
+            denominator=packed.n_action_global if aggregation == "token_mean" else plan.n_rows,
+            aggregation=aggregation,
+        )
+        oldest = plan.version - self.config.staleness.max_staleness
+        stale = torch.as_tensor(packed.versions < oldest, device=device)
+        return _Part(packed, Inputs.of(packed, device), weights * self.world, stale)
+
+    # -- critic
+
+    def _train_critic(self, plan: StepPlan, parts: list[_Part], stats: StepStatistics) -> list[_Estimate]:
+        """K passes; the values that the first one reads are those of the advantages."""
+        config = self.config.critic
+        set_lr(self.critic_optimizer, config.lr * lr_multiplier(plan.batch, config.lr_warmup_steps))
+        estimates: list[_Estimate] = []
+        for update in range(config.updates):
+            for index, (part, sync) in enumerate(self._synced(self.critic, parts)):
+                with sync:
+                    values, after = self._values(part)
+                    if update == 0:
+                        read = values.detach().double().cpu().numpy()
+                        estimates.append(self._estimate(part.packed, read, after))
+                    target = torch.as_tensor(estimates[index].targets, device=values.device)
+                    loss = value_loss(values, target, part.weights.masked_fill(part.stale, 0.0))
+                    self.accelerator.backward(loss)
+                if update == 0:
+                    stats.value_loss += float(loss.detach()) / self.world
+            norms = self._apply(self.critic, self.critic_optimizer, config.grad_clip)
+            stats.critic_gradient = stats.critic_gradient or norms
+        stats.critic_updates = config.updates
+        estimates = self._whitened(estimates) if self.config.loss.whiten else estimates
+        for estimate in estimates:
+            stats.add_estimates(estimate.values, estimate.targets, estimate.advantages)
+        stats.after_passes = self._explained_variance(parts, estimates)
+        return estimates
+
+    def _values(self, part: _Part) -> tuple[Tensor, Floats64]:
+        """Values at action tokens [A], on the graph, and after the end of each row [R], 0 where none is wanted."""
+        wanted = np.flatnonzero(part.packed.bootstrap_index >= 0)
+        ends = torch.as_tensor(part.packed.bootstrap_index[wanted], device=part.inputs.state_index.device)
+        both = self.critic(part.inputs, torch.cat([part.inputs.state_index, ends]))
+        after = np.zeros(part.packed.n_rows)
+        after[wanted] = both[part.packed.n_action :].detach().double().cpu().numpy()
+        return both[: part.packed.n_action], after
+
+    def _estimate(self, packed: Packed, values: Floats64, after: Floats64) -> _Estimate:
+        if not packed.n_action:
+            return _Estimate(values, np.zeros(0), np.zeros(0))
+        units = estimation_units(packed, after, self.config.loss)
+        advantages = policy_advantages(packed, values, units, self.config.loss)
+        return _Estimate(values, critic_targets(packed, units, self.config.loss), advantages)
+
+    @torch.no_grad()
+    def _explained_variance(self, parts: list[_Part], estimates: list[_Estimate]) -> ExplainedVariance:
+        total = ExplainedVariance()
+        for part, estimate in zip(parts, estimates, strict=True):
+            total += ExplainedVariance.of(estimate.targets, self.critic(part.inputs, part.inputs.state_index))
+        return total
+
+    # -- actor
+
+    def _train_actor(
+        self, plan: StepPlan, parts: list[_Part], estimates: list[_Estimate], stats: StepStatistics
+    ) -> None:
+        config = self.config.actor
+        set_lr(self.actor_optimizer, config.lr * lr_multiplier(plan.actor_batches, config.lr_warmup_steps))
+        kept = 0
+        for (part, sync), estimate in zip(self._synced(self.actor, parts), estimates, strict=True):
+            advantages = torch.as_tensor(estimate.advantages, device=self.accelerator.device)
+            with sync:
+                logprobs, entropy = self.actor(part.inputs)
+                loss = self._policy_loss(part, logprobs, advantages)
+                self.accelerator.backward(loss.loss)
+            kept += int(loss.kept.sum())
+            stats.add_policy(loss, entropy, advantages, self.world)
+        before = snapshot(self.model)
+        if self._sum(kept):
+            stats.actor_gradient = self._apply(self.actor, self.actor_optimizer, config.grad_clip)
+            stats.actor_updates = 1
+        else:
+            # Momentum would move the weights on a step that taught nothing (trap 32).
+            self.actor_optimizer.zero_grad()
+            stats.skipped_actor_steps = 1
+        stats.actor_update = update_size(before, self.model)
+
+    def _policy_loss(self, part: _Part, logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
+        loss = self.config.loss
+        objective = PolicyObjective(
+            kind=loss.policy, eps_low=loss.eps_low, eps_high=loss.eps_high, detach_ratio=loss.detach_ratio
+        )
+        return policy_loss(
+            objective,
+            logprobs,
+            behavior_logprobs=torch.as_tensor(part.packed.behavior_logprobs, device=logprobs.device),
+            advantages=advantages,
+            token_weights=part.weights,
+            stale=part.stale,
+            row=torch.as_tensor(part.packed.row, device=logprobs.device),
+        )
+
+    # -- shared
+
+    def _synced(self, network: nn.Module, parts: list[_Part]) -> Iterator[tuple[_Part, Any]]:
+        """Parts, with gradients exchanged between ranks only in the last backward pass."""
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            yield part, nullcontext() if last else self.accelerator.no_sync(network)
+
+    def _apply(self, network: nn.Module, optimizer: Any, clip: float | None) -> GradientNorms:
+        """One optimiser step; norms are those before clipping."""
+        norms = gradient_norms(network.named_parameters())
+        if clip is not None:
+            self.accelerator.clip_grad_norm_(network.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return norms
+
+    def _whitened(self, estimates: list[_Estimate]) -> list[_Estimate]:
+        flat = np.concatenate([estimate.advantages for estimate in estimates])
+        n, total, squares = (self._sum(x) for x in (len(flat), float(flat.sum()), float(flat @ flat)))
+        mean = total / n
+        std = max(squares / n - mean**2, 0.0) ** 0.5
+        return [replace(e, advantages=(e.advantages - mean) / (std + 1e-8)) for e in estimates]
+
+    def _sum(self, value: float) -> float:
+        """`value` summed over ranks."""
+        if self.world == 1:
+            return value
+        device = self.accelerator.device
+        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=device)))
+
+
+def _pattern(train: str | list[str]) -> str | tuple[str, ...]:
+    return train if isinstance(train, str) else tuple(train)
