@@ -1,0 +1,152 @@
+"""A `python` tool whose state is kept over the turns of an episode, for any environment that computes.
+
+Invariant: one session per episode, leased when the first call runs and given back when the episode ends, however it
+ends. Sessions live on the background loop, so blocking and asynchronous callers may take turns on one environment.
+
+Example:
+    class Sums(PythonToolEnv):
+        def grade_final(self, message): ...
+
+    env = Sums(tasks, sandboxes=Sandboxes(size=8))   # eight boxes, shared with other environments
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sao_gym.core import AnswerGrader, ToolEnv
+from sao_gym.envs.sandboxes.local import CellResult, PythonPool, SandboxLimits
+from sao_gym.loops import on_background, run_blocking
+from sao_gym.protocols import Task, TaskSet
+
+NO_OUTPUT = "[no output]"
+
+
+class PythonSession(Protocol):
+    """Cells that share state."""
+
+    async def run(self, code: str) -> CellResult:
+        """Run one cell. Raises SandboxError if the sandbox itself failed."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back; idempotent."""
+        ...
+
+
+class PythonSource(Protocol):
+    """Where an environment gets its sessions. Both methods run on the background loop."""
+
+    async def lease(self) -> PythonSession:
+        """Wait for a free session."""
+        ...
+
+    async def close(self) -> None:
+        """End every session; idempotent."""
+        ...
+
+
+class Sandboxes:
+    """A pool of boxes on the background loop, started when first used; one pool may serve many environments.
+
+    An episode waits while all `size` boxes are leased: give at least as many as episodes run at a time.
+    """
+
+    def __init__(
+        self,
+        size: int = 1,
+        limits: SandboxLimits | None = None,
+        *,
+        allow_unsafe: bool = False,
+        site_packages: bool = False,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self._size, self._limits, self._allow_unsafe = size, limits, allow_unsafe
+        self._site_packages, self._preload = site_packages, tuple(preload)
+        self._pool: PythonPool | None = None
+
+    async def lease(self) -> PythonSession:
+        """Wait for a free session. Raises SandboxUnavailableError where isolation cannot be had."""
+        if self._pool is None:
+            self._pool = PythonPool(
+                self._limits,
+                self._size,
+                self._allow_unsafe,
+                preload=self._preload,
+                site_packages=self._site_packages,
+            )
+        return await self._pool.lease()
+
+    async def close(self) -> None:
+        """End every box; the next lease starts anew."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+
+    def close_blocking(self) -> None:
+        """`close` for callers without an event loop."""
+        run_blocking(self.close())
+
+
+class PythonToolEnv(ToolEnv):
+    """A `ToolEnv` with one tool, `python`.
+
+    `sandboxes` is shared and outlives the environment; without it the environment has a box of its own.
+    `blank_tool_results` shows the policy nothing of what its code printed: a control experiment.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSet | Sequence[Task],
+        *,
+        grader: AnswerGrader | None = None,
+        max_turns: int | None = None,
+        system_prompt: str = "",
+        sandboxes: PythonSource | None = None,
+        allow_unsafe: bool = False,
+        blank_tool_results: bool = False,
+    ) -> None:
+        super().__init__(tasks, tools=[self.python], grader=grader, max_turns=max_turns, system_prompt=system_prompt)
+        self.blank_tool_results = blank_tool_results
+        self._owns_sandboxes = sandboxes is None
+        self._sandboxes = sandboxes or self.own_sandboxes(allow_unsafe)
+        self._session: PythonSession | None = None
+
+    def own_sandboxes(self, allow_unsafe: bool) -> PythonSource:
+        """The box of an environment that was given none."""
+        return Sandboxes(allow_unsafe=allow_unsafe)
+
+    async def python(self, code: str) -> str:
+        """Run Python code. Variables are kept from call to call; what is printed, and a last expression, comes back.
+
+        Args:
+            code: The code to run.
+        """
+        output = await on_background(self._run_cell(code))
+        return "" if self.blank_tool_results else output
+
+    async def _run_cell(self, code: str) -> str:
+        if self._session is None:
+            self._session = await self._sandboxes.lease()
+        result = await self._session.run(code)
+        return result.output.removesuffix("\n") or NO_OUTPUT
+
+    async def teardown(self) -> None:
+        """Give the episode's session back."""
+        await on_background(self._end_session())
+
+    async def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def close(self) -> None:
+        """End the episode's session, and the box if it is this environment's own; idempotent."""
+        super().close()
+        if self._owns_sandboxes:
+            run_blocking(self._sandboxes.close())
+
+    async def close_async(self) -> None:
+        """`close` for a caller that has other episodes to go on with."""
+        await super().close_async()
+        if self._owns_sandboxes:
+            await on_background(self._sandboxes.close())

@@ -1,0 +1,162 @@
+"""Task sets: finite, ordered, with stable ids and a hash of all that they say.
+
+Invariants: ids never repeat; a set is never empty; a set written to a file and read back is equal, hash included.
+
+Example:
+    >>> tasks = ListTaskSet("toy", [Task(id="a", prompt="1+1?", answer="2")])
+    >>> len(tasks), tasks.by_id("a").answer, tasks.content_hash[:8]
+    (1, '2', 'c4adf195')
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sao_gym.errors import ConfigError, TaskFileError
+from sao_gym.jsonl import read_jsonl, write_jsonl
+from sao_gym.protocols import Task
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "problem", "question"),
+    "answer": ("answer", "gold", "solution", "expected_answer"),
+    "id": ("id", "task_id", "uid"),
+}
+"""Where the fields of a task are looked for, first name first."""
+
+
+class ListTaskSet:
+    """Tasks in memory. Raises ConfigError if there are none or if two share an id."""
+
+    def __init__(self, name: str, tasks: Iterable[Task]) -> None:
+        self._name = name
+        self._tasks = tuple(tasks)
+        self._index = {task.id: i for i, task in enumerate(self._tasks)}
+        if not self._tasks:
+            raise ConfigError(f"task set {name!r} holds no tasks; give it at least one")
+        if len(self._index) < len(self._tasks):
+            twice = next(task.id for i, task in enumerate(self._tasks) if self._index[task.id] != i)
+            raise ConfigError(f"task set {name!r} holds the id {twice!r} twice; ids must differ")
+        self._hash = hash_tasks(self._tasks)
+
+    @property
+    def name(self) -> str:
+        """Name of the set and its split."""
+        return self._name
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over every field of every task, in order."""
+        return self._hash
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
+
+    def by_id(self, task_id: str) -> Task:
+        """The task with this id. Raises ConfigError if there is none."""
+        if task_id not in self._index:
+            raise ConfigError(f"task set {self._name!r} of {len(self)} tasks holds no task with the id {task_id!r}")
+        return self._tasks[self._index[task_id]]
+
+
+def hash_tasks(tasks: Iterable[Task]) -> str:
+    """SHA-256 over tasks as canonical JSON lines, hexadecimal."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        fields = [task.id, task.prompt, task.answer, dict(task.info)]
+        digest.update(json.dumps(fields, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def load_tasks(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
+    """Tasks of a `.parquet` file, or of JSON lines under any other name; `mapping` as in `load_jsonl`."""
+    path = Path(path)
+    return load_parquet(path, mapping) if path.suffix == ".parquet" else load_jsonl(path, mapping)
+
+
+def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
+    """Tasks of a JSON lines file.
+
+    `mapping` says which column holds `prompt`, `answer` and `id`; what it leaves out is looked for (see `COLUMNS`).
+    Without an id column, a hash of prompt and answer is the id. Other columns become `info`. Raises TaskFileError.
+    """
+    path = Path(path)
+    return _task_set(path, ((f"line {number}", value) for number, value in read_jsonl(path)), mapping)
+
+
+def load_parquet(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
+    """Tasks of a parquet file; `mapping` as in `load_jsonl`. Raises TaskFileError."""
+    import pyarrow.parquet as parquet  # only here: most task files are JSON lines
+
+    path = Path(path)
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise TaskFileError(f"cannot read {path}: {reason}; give the path of a parquet file") from error
+    return _task_set(path, ((f"row {i}", row) for i, row in enumerate(rows, start=1)), mapping)
+
+
+def save_jsonl(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
+    """Write tasks so that `load_jsonl` reads them back equal."""
+    write_jsonl(path, ({"id": t.id, "prompt": t.prompt, "answer": t.answer, "info": dict(t.info)} for t in tasks))
+
+
+def _task_set(path: Path, records: Iterable[tuple[str, Any]], mapping: Mapping[str, str] | None) -> ListTaskSet:
+    mapping = dict(mapping or {})
+    unknown = [key for key in mapping if key not in COLUMNS]
+    if unknown:
+        raise ConfigError(f"unknown task field {unknown[0]!r} in a column mapping; fields: {', '.join(COLUMNS)}")
+    tasks: list[Task] = []
+    places: dict[str, str] = {}
+    for place, record in records:
+        task = _task(path, place, record, mapping)
+        if task.id in places:
+            raise TaskFileError(f"{path}, {place}: the id {task.id!r} was given at {places[task.id]} already")
+        places[task.id] = place
+        tasks.append(task)
+    if not tasks:
+        raise TaskFileError(f"{path} holds no tasks; it needs at least one record")
+    return ListTaskSet(path.stem, tasks)
+
+
+def _task(path: Path, place: str, record: Any, mapping: Mapping[str, str]) -> Task:
+    if not isinstance(record, dict):
+        raise TaskFileError(f"{path}, {place}: expected a JSON object, got {type(record).__name__}")
+    columns = {field: _column(record, field, mapping) for field in COLUMNS}
+    prompt_column = columns["prompt"]
+    if prompt_column is None or not isinstance(record.get(prompt_column), str):
+        wanted = mapping.get("prompt") or " or ".join(COLUMNS["prompt"])
+        raise TaskFileError(
+            f"{path}, {place}: no text under {wanted}; columns there: {', '.join(map(str, record)) or 'none'}. "
+            "Say which column holds what with a column mapping"
+        )
+    prompt, answer = record[prompt_column], _text(path, place, record, columns["answer"])
+    given = _text(path, place, record, columns["id"])
+    task_id = given or hashlib.sha256(f"{prompt}\x1f{answer}".encode()).hexdigest()[:16]
+    info = {key: value for key, value in record.items() if key not in columns.values() and key != "info"}
+    nested = record.get("info")
+    info.update(nested if isinstance(nested, dict) else {} if nested is None else {"info": nested})
+    return Task(id=task_id, prompt=prompt, answer=answer, info=info)
+
+
+def _column(record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:
+    names = (mapping[field],) if field in mapping else COLUMNS[field]
+    return next((name for name in names if name in record), None)
+
+
+def _text(path: Path, place: str, record: Mapping[str, Any], column: str | None) -> str:
+    value = None if column is None else record[column]
+    if value is None:
+        return ""
+    if not isinstance(value, (str, int, float)):
+        raise TaskFileError(f"{path}, {place}: {column!r} must be text or a number, got {type(value).__name__}")
+    return str(value)
