@@ -95,6 +95,8 @@ def _locate(path: Path) -> tuple[Path, str | None]:
 def _read(what: str, folder: Path, load: Callable[[], Any]) -> Any:
     try:
         return load()
+    except ImportError as error:
+        raise ModelError(f"the {what} in {folder} need a package that is not installed ({error})") from error
     except Exception as error:  # whatever the readers of half a dozen formats raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(

@@ -239,6 +239,7 @@ class Decoder:
             self._idle_tokens -= len(idle.ids)
         return idle
 
+    @torch.inference_mode()
     def drop(self, request: Request) -> None:
         """Free a request that nobody waits for any more; nothing is kept of it."""
         if request in self.waiting:

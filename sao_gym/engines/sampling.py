@@ -83,15 +83,17 @@ def _inverse_cdf(logprobs_NV: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def truncated(logprobs_V: Tensor, top_k: int, top_p: float) -> Tensor:
-    """The renormalised log-probs [V] after top-k, then the smallest set of mass >= top-p; the rest is -inf."""
-    kept = torch.ones_like(logprobs_V, dtype=torch.bool)
-    if 0 < top_k < len(logprobs_V):
-        kept = torch.zeros_like(kept).index_fill_(0, logprobs_V.topk(top_k).indices, True)
-        logprobs_V = torch.log_softmax(logprobs_V.masked_fill(~kept, -torch.inf), dim=-1)
+    """The renormalised log-probs [V] after top-k, then the smallest set of mass >= top-p; the rest is -inf.
+
+    Among equals the lower id goes first.
+    """
+    ordered, order = logprobs_V.sort(descending=True, stable=True)
+    if top_k > 0:
+        ordered[top_k:] = -torch.inf
+        ordered = torch.log_softmax(ordered, dim=-1)
     if top_p < 1.0:
-        ordered, order = logprobs_V.sort(descending=True, stable=True)
-        before = ordered.double().exp().cumsum(0).roll(1)
-        before[0] = 0.0
-        kept = kept & torch.zeros_like(kept).index_fill_(0, order[before < top_p], True)
-        kept[order[0]] = True
-    return torch.log_softmax(logprobs_V.masked_fill(~kept, -torch.inf), dim=-1)
+        mass_before = ordered.double().exp().cumsum(0) - ordered.double().exp()
+        is_out = mass_before >= top_p
+        is_out[0] = False
+        ordered = torch.log_softmax(ordered.masked_fill(is_out, -torch.inf), dim=-1)
+    return torch.empty_like(ordered).index_copy_(0, order, ordered)
