@@ -1,0 +1,227 @@
+"""One episode from reset to record. `white_box` steps a `TokenEnv` with an engine.
+
+Invariants: every episode ends in exactly one `Trajectory`, whatever fails; infrastructure failures have outcome
+`error` and no score; a wall-clock budget ends the episode as it stands, graded, with its reason.
+
+Example:
+    env = TokenEnv(make("arithmetic"), chat, Budgets(max_turns=4))
+    episode = Episode(uid="e0", task=task, env_id="arithmetic", attempt=0, run_seed=0)
+    trajectory = await white_box(env, engine, episode, sampling=Sampling(max_tokens=64), clock=SystemClock())
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import gymnasium
+
+from sao_gym.budgets import Budgets
+from sao_gym.errors import EngineError, EpisodeError, InvariantError, UserError
+from sao_gym.messages import Message
+from sao_gym.protocols import Chat, Clock, Engine, Sampling, Task, request_seed
+from sao_gym.stream import Outcome, Trajectory, TruncationReason
+from sao_gym.token_env import TokenEnv
+
+T = TypeVar("T")
+GRADING_S = 300.0
+_RESET_CALL = -1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Which episode: `attempt` numbers the task's episodes in the run, and with the seed decides every draw."""
+
+    uid: str
+    task: Task
+    env_id: str
+    attempt: int
+    run_seed: int
+    group_id: str | None = None
+
+    def seed(self, call: int) -> int:
+        """Seed of the call-th request; of the environment for -1."""
+        return request_seed(self.run_seed, self.task.id, self.attempt, 0, call)
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    clock: Clock
+    engine_s: float = 0.0
+    env_s: float = 0.0
+
+
+async def white_box(
+    env: TokenEnv,
+    engine: Engine,
+    episode: Episode,
+    *,
+    sampling: Sampling,
+    clock: Clock,
+    on_version: Callable[[int], None] | None = None,
+) -> Trajectory:
+    """Run one episode. `sampling.max_tokens` is a further cap per turn; its seed is replaced per request.
+
+    `on_version` hears the engine's version when the first token is asked for, and the exact one once it is sampled.
+    Raises UserError and InvariantError; anything else that fails is an outcome `error`.
+    """
+    watch = _Stopwatch(clock)
+    start, admitted = clock.now(), engine.version
+    outcome: Outcome | None = None
+    try:
+        drive = _drive(env, engine, episode, sampling, watch, on_version or (lambda version: None))
+        if await _within(clock, env.budgets.wall_clock_s, drive) is None and env.outcome is None:
+            grading = env.finish_async(TruncationReason.WALL_CLOCK)
+            await _in_time(clock, GRADING_S, grading, "the grade of an episode that ran out of time")
+    except (UserError, InvariantError):
+        raise
+    except EpisodeError as error:
+        _log.warning("episode %s of task %s failed (%s): %s", episode.uid, episode.task.id, error.kind, error)
+        outcome = Outcome.error(error.kind)
+    except Exception as error:
+        _log.warning("episode %s of task %s failed", episode.uid, episode.task.id, exc_info=error)
+        outcome = Outcome.error(type(error).__name__)
+    finally:
+        await engine.end_session(episode.uid)
+    seconds = {"episode_s": clock.now() - start, "engine_s": watch.engine_s, "env_s": watch.env_s}
+    return _record(env, episode, outcome, admitted, seconds)
+
+
+async def _drive(
+    env: TokenEnv,
+    engine: Engine,
+    episode: Episode,
+    sampling: Sampling,
+    watch: _Stopwatch,
+    on_version: Callable[[int], None],
+) -> bool:
+    """Step until the environment or a budget ends the episode."""
+    before = watch.clock.now()
+    await env.reset_async(seed=episode.seed(_RESET_CALL) % 2**31, options={"task": episode.task})
+    watch.env_s += watch.clock.now() - before
+    call = 0
+    while env.outcome is None:
+        if call == 0:
+            on_version(engine.version)
+        before = watch.clock.now()
+        request = replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, env.next_max_tokens),
+            stop_token_ids=sampling.stop_token_ids or env.chat.stop_token_ids,
+            seed=episode.seed(call),
+        )
+        generation = await engine.generate(env.token_ids, request, episode.uid)
+        if call == 0 and len(generation.versions):
+            on_version(int(generation.versions[0]))
+        after = watch.clock.now()
+        watch.engine_s += after - before
+        await env.step_async(generation)
+        watch.env_s += watch.clock.now() - after
+        call += 1
+    return True
+
+
+def _record(
+    env: TokenEnv, episode: Episode, outcome: Outcome | None, admitted: int, timings: dict[str, float]
+) -> Trajectory:
+    if outcome is not None:
+        # The environment's own state is not to be trusted after a failure; what was sampled is kept for the account.
+        return Trajectory(
+            uid=episode.uid,
+            task_id=episode.task.id,
+            env_id=episode.env_id,
+            attempt=episode.attempt,
+            streams=(env.stream,),
+            outcome=outcome,
+            group_id=episode.group_id,
+            admitted_version=admitted,
+            timings=timings,
+            seed=episode.seed(0),
+        )
+    return env.trajectory(
+        uid=episode.uid,
+        env_id=episode.env_id,
+        attempt=episode.attempt,
+        seed=episode.seed(0),
+        group_id=episode.group_id,
+        admitted_version=admitted,
+        timings=timings,
+    )
+
+
+async def _within(clock: Clock, seconds: float | None, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if it took longer than `seconds` and was cancelled."""
+    if seconds is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    alarm = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({task, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, alarm):
+            pending.cancel()
+        await asyncio.gather(task, alarm, return_exceptions=True)
+
+
+async def _in_time(clock: Clock, seconds: float, work: Coroutine[Any, Any, T], what: str) -> T | None:
+    done: list[T] = []
+
+    async def run() -> bool:
+        done.append(await work)
+        return True
+
+    if await _within(clock, seconds, run()) is None:
+        raise EpisodeError(f"waited {seconds:g} s for {what}", kind="grading_timeout")
+    return done[0]
+
+
+class EnvPool:
+    """Token environments that are used again: one episode at a time each. A failed episode's is thrown away."""
+
+    def __init__(
+        self,
+        make: Callable[[], gymnasium.Env[tuple[Message, ...], Message]],
+        chat: Chat,
+        budgets: Budgets,
+        *,
+        context_length: int | None = None,
+    ) -> None:
+        self._make = make
+        self._chat = chat
+        self._budgets = budgets
+        self._context_length = context_length
+        self._free: list[TokenEnv] = []
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[TokenEnv]:
+        """An environment for one episode."""
+        env = self._free.pop() if self._free else self._new()
+        try:
+            yield env
+        except BaseException:
+            await env.close_async()
+            raise
+        if env.outcome is None:
+            await env.close_async()
+        else:
+            self._free.append(env)
+
+    def _new(self) -> TokenEnv:
+        return TokenEnv(self._make(), self._chat, self._budgets, context_length=self._context_length)
+
+    async def close(self) -> None:
+        """Close the environments that are free; idempotent."""
+        while self._free:
+            await self._free.pop().close_async()
+
+
+def require_training_sampling(sampling: Sampling) -> None:
+    """Raise EngineError for sampling whose log-probs are not those of the whole distribution (SAO.md row 20)."""
+    if sampling.top_p != 1.0 or sampling.top_k != 0 or sampling.temperature <= 0:
+        raise EngineError(
+            f"training samples from the whole distribution: top_p 1, top_k 0, temperature above 0, got {sampling}"
+        )
