@@ -12,20 +12,63 @@ Example:
     '4'
 """
 
-from typing import Any, Literal
+import warnings
+from typing import Any, Literal, get_args
 
-from sao_gym.errors import ConfigError
+from sao_gym.errors import ConfigError, ModelError
+from sao_gym.family import find_family
 from sao_gym.own_chat import OwnChat
 from sao_gym.protocols import Chat
+from sao_gym.renderer_chat import RendererChat
+from sao_gym.template_chat import TemplateChat
+from sao_gym.template_verdict import TemplateProblem, TemplateVerdict, template_verdict
+from sao_gym.tokenizer import END
 
-ChatKind = Literal["auto", "own"]
+__all__ = ["ChatKind", "TemplateProblem", "TemplateVerdict", "make_chat", "template_verdict"]
+
+ChatKind = Literal["auto", "own", "renderer", "template"]
 
 
-def make_chat(tokenizer: Any, kind: ChatKind = "auto", *, describe_tools: bool = True) -> Chat:
-    """The way of writing that fits `tokenizer`; `describe_tools` is the own template's.
+def make_chat(
+    tokenizer: Any, kind: ChatKind = "auto", *, family: str | None = None, describe_tools: bool = True
+) -> Chat:
+    """The way of writing that fits `tokenizer`.
 
-    Raises ConfigError for an unknown kind and ModelError where the kind does not fit the tokenizer.
+    `auto` takes our template where the tokenizer has our control tokens; then the family of `renderers` whose output
+    equals the checkpoint's own template; then that template if it shows tools and prints calls that we read; then our
+    template over ChatML; then the checkpoint's template for conversations without tools. `family` names a family of
+    `renderers` and implies that kind; `describe_tools` is the own template's.
+
+    Raises ConfigError for an unknown kind or family and ModelError where the tokenizer does not fit.
     """
-    if kind in ("auto", "own"):
+    if kind not in get_args(ChatKind):
+        raise ConfigError(f"chat kind must be one of {', '.join(get_args(ChatKind))}, got {kind!r}")
+    if kind == "own":
         return OwnChat(tokenizer, describe_tools=describe_tools)
-    raise ConfigError(f"chat kind must be auto or own, got {kind!r}")
+    if kind == "template":
+        return TemplateChat(tokenizer)
+    if kind == "auto" and family is None and END in tokenizer.get_vocab():
+        return OwnChat(tokenizer, describe_tools=describe_tools)
+    family = family or find_family(tokenizer)
+    if family is not None:
+        return RendererChat(tokenizer, family)
+    if kind == "renderer":
+        raise ModelError("no family of the renderers library fits this tokenizer; name one or use kind 'template'")
+    return _fallback(tokenizer, describe_tools)
+
+
+def _fallback(tokenizer: Any, describe_tools: bool) -> Chat:
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if has_template and template_verdict(tokenizer).supports_tools:
+        return TemplateChat(tokenizer)
+    try:
+        return OwnChat(tokenizer, describe_tools=describe_tools)
+    except ModelError:
+        if not has_template:
+            raise
+        warnings.warn(
+            "this checkpoint's chat template prints no tool calls that can be read: its answers will hold none; "
+            "name a family of the renderers library to get them",
+            stacklevel=3,
+        )
+        return TemplateChat(tokenizer)

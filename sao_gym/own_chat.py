@@ -12,24 +12,17 @@ Example:
 """
 
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sao_gym.errors import ModelError
+from sao_gym.markers import MarkerReader
 from sao_gym.messages import Message, Role, ToolCall, ToolSpec
 from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
 from sao_gym.tokenizer import END
-from sao_gym.tool_calls import Mark, Piece, read_message
 
-_MARKERS = {
-    "<think>": Mark.THINK_OPEN,
-    "</think>": Mark.THINK_CLOSE,
-    "<tool_call>": Mark.CALL_OPEN,
-    "</tool_call>": Mark.CALL_CLOSE,
-}
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 Part = str | int
 
@@ -53,13 +46,7 @@ class OwnChat:
         eos = tokenizer.eos_token_id
         is_other = eos in self.codec.control_ids and eos != self._turns.end
         self._stops = (self._turns.end, int(eos)) if is_other else (self._turns.end,)
-        self._marker_ids = {
-            index: mark
-            for text, mark in _MARKERS.items()
-            if (index := self.codec.control_id(text)) is not None
-        }
-        spelled = [text for text in _MARKERS if self.codec.control_id(text) is None]
-        self._spelled = re.compile("(" + "|".join(map(re.escape, spelled)) + ")") if spelled else None
+        self._reader = MarkerReader(self.codec)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -94,27 +81,11 @@ class OwnChat:
         ids = [int(index) for index in token_ids]
         if ids and ids[-1] in self._stops:
             ids.pop()
-        return read_message(self._pieces(ids), is_truncated=is_truncated)
+        return self._reader.read(ids, is_truncated=is_truncated)
 
     def decode_action(self, token_ids: Ids) -> str:
         """Text of sampled ids with every control token spelled out: for people, never to be encoded again."""
         return self.codec.decode(token_ids)
-
-    def _pieces(self, ids: Sequence[int]) -> Iterable[Piece]:
-        start = 0
-        for position, index in enumerate(ids):
-            if index in self._marker_ids:
-                yield from self._spelled_pieces(self.codec.decode(ids[start:position]))
-                yield Piece(self.codec.decode([index]), self._marker_ids[index])
-                start = position + 1
-        yield from self._spelled_pieces(self.codec.decode(ids[start:]))
-
-    def _spelled_pieces(self, text: str) -> Iterable[Piece]:
-        if self._spelled is None:
-            yield Piece(text)
-            return
-        for part in self._spelled.split(text):
-            yield Piece(part, _MARKERS.get(part) if self._spelled.fullmatch(part) else None)
 
     def _message(self, message: Message) -> list[Part]:
         return self._turn(message.role, self._body(message))

@@ -64,9 +64,7 @@ def read_call(raw: str, call_id: str) -> ToolCall:
         return problem_call(CallProblem.DUPLICATE_KEY, raw, call_id)
     except (ValueError, RecursionError):
         several = _starts_with_value_and_more(raw)
-        return problem_call(
-            CallProblem.SEVERAL_OBJECTS if several else CallProblem.INVALID_JSON, raw, call_id
-        )
+        return problem_call(CallProblem.SEVERAL_OBJECTS if several else CallProblem.INVALID_JSON, raw, call_id)
     if not isinstance(value, dict):
         return problem_call(CallProblem.NOT_AN_OBJECT, raw, call_id)
     return checked_call(value.get("name"), value.get("arguments", {}), raw, call_id)
@@ -88,6 +86,10 @@ def checked_call(name: Any, arguments: Any, raw: str, call_id: str) -> ToolCall:
             return problem_call(CallProblem.INVALID_JSON, raw, call_id, name)
     if not isinstance(arguments, Mapping):
         return problem_call(CallProblem.NOT_AN_OBJECT, raw, call_id, name)
+    try:
+        _check_writable(dict(arguments))
+    except (ValueError, TypeError, RecursionError):
+        return problem_call(CallProblem.INVALID_JSON, raw, call_id, name)
     return ToolCall(id=call_id, name=name, arguments=arguments, raw=raw)
 
 
@@ -182,20 +184,18 @@ class _Reader:
 
 def _load(text: str) -> Any:
     """Strict JSON that can be written again: finite, no deeper than `_MAX_DEPTH`, no half of a surrogate pair."""
-    value = json.loads(
-        text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float
-    )
-    _refuse_depth(value)
-    json.dumps(value, ensure_ascii=False).encode()
+    value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
+    _check_writable(value)
     return value
 
 
-def _refuse_depth(value: Any) -> None:
+def _check_writable(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [child for items in inner for child in items if isinstance(child, dict | list)]
         if not level:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             return
     raise ValueError(f"JSON is nested deeper than {_MAX_DEPTH} levels")
 
