@@ -35,9 +35,7 @@ class LoadedPolicy:
         return stop_ids(self.tokenizer, self.generation_config, chat)
 
 
-def stop_ids(
-    tokenizer: Any = None, generation_config: Any = None, chat: Chat | None = None
-) -> tuple[int, ...]:
+def stop_ids(tokenizer: Any = None, generation_config: Any = None, chat: Chat | None = None) -> tuple[int, ...]:
     """All declared end ids, the chat's first, each once. An `eos_token_id` may be an int, a list or None."""
     declared = [
         getattr(chat, "stop_token_ids", None),
@@ -61,19 +59,14 @@ def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Load
 
     options: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
     tokenizer = _read("tokenizer", folder, lambda: AutoTokenizer.from_pretrained(folder, **options))
-    model, report = _read(
-        "weights",
-        folder,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True, **options
-        ),
-    )
+    _check_tokenizer(folder, tokenizer, gguf)
+    # mismatches are let through to the report, where they are refused by name
+    options |= {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = _read("weights", folder, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
     _check_whole(folder, report)
     if gguf:
         _forget_quantization(model)
-    return LoadedPolicy(
-        model=model, tokenizer=tokenizer, path=folder, generation_config=model.generation_config
-    )
+    return LoadedPolicy(model=model, tokenizer=tokenizer, path=folder, generation_config=model.generation_config)
 
 
 def _locate(path: Path) -> tuple[Path, str | None]:
@@ -86,9 +79,7 @@ def _locate(path: Path) -> tuple[Path, str | None]:
     files = sorted(file.name for file in path.glob("*.gguf"))
     if len(files) != 1:
         found = f"{len(files)} GGUF files" if files else "neither config.json nor a GGUF file"
-        raise ModelError(
-            f"{path} holds {found}; give a folder with a config.json or with exactly one GGUF file"
-        )
+        raise ModelError(f"{path} holds {found}; give a folder with a config.json or with exactly one GGUF file")
     return path, files[0]
 
 
@@ -104,9 +95,19 @@ def _read(what: str, folder: Path, load: Callable[[], Any]) -> Any:
         ) from error
 
 
+def _check_tokenizer(folder: Path, tokenizer: Any, gguf: str | None) -> None:
+    # without files transformers makes up an empty tokenizer from the model's type
+    names = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
+    if gguf is None and not any((folder / name).is_file() for name in names):
+        raise ModelError(
+            f"{folder} holds no tokenizer (none of {', '.join(names)}); put the checkpoint's tokenizer files beside "
+            "its weights"
+        )
+
+
 def _check_whole(folder: Path, report: dict[str, Any]) -> None:
     missing = sorted(report.get("missing_keys") or ())
-    mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
+    mismatched = sorted(str(key[0]) for key in report.get("mismatched_keys") or ())
     if missing or mismatched:
         raise ModelError(
             f"the checkpoint in {folder} lacks {len(missing)} weights and has {len(mismatched)} of another shape "

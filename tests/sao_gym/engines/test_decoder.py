@@ -31,9 +31,7 @@ def same(a: Generation, b: Generation, tolerance: float = 0.0) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "llama", "mistral", "mixed_sliding"])
-def test_logprobs_equal_a_plain_forward_at_lag_0(
-    kind: str, make_model: Any, plain_logprobs: Any, drain: Any
-) -> None:
+def test_logprobs_equal_a_plain_forward_at_lag_0(kind: str, make_model: Any, plain_logprobs: Any, drain: Any) -> None:
     """Trap 8: at T = 0.7 engine and learner agree, and would not if either ignored the temperature."""
     model = make_model(kind)
     decoder = decoder_of(model, max_slots=4, prefill_chunk=16)
@@ -53,9 +51,7 @@ def test_scores_equal_a_plain_forward(make_model: Any, plain_logprobs: Any) -> N
     for ids in PROMPTS:
         scores = decoder.score(ids, 0.7)
         assert scores[0] == 0
-        np.testing.assert_allclose(
-            scores[1:], plain_logprobs(model, ids, 0.7) if len(ids) > 1 else [], atol=2e-5
-        )
+        np.testing.assert_allclose(scores[1:], plain_logprobs(model, ids, 0.7) if len(ids) > 1 else [], atol=2e-5)
 
 
 def test_results_do_not_depend_on_company(make_model: Any, drain: Any) -> None:
@@ -64,9 +60,7 @@ def test_results_do_not_depend_on_company(make_model: Any, drain: Any) -> None:
     requests = [together.add(p, Sampling(max_tokens=25, seed=i)) for i, p in enumerate(PROMPTS)]
     for i, generation in enumerate(drain(together, requests)):
         alone = decoder_of(model)
-        assert same(
-            generation, drain(alone, [alone.add(PROMPTS[i], Sampling(max_tokens=25, seed=i))])[0], 2e-5
-        )
+        assert same(generation, drain(alone, [alone.add(PROMPTS[i], Sampling(max_tokens=25, seed=i))])[0], 2e-5)
 
 
 def test_deterministic_results_are_bitwise_the_same_in_any_company(make_model: Any, drain: Any) -> None:
@@ -91,9 +85,7 @@ def test_deterministic_results_are_bitwise_the_same_in_any_company(make_model: A
     assert crowded.counts.reused == 0
 
 
-def test_turns_of_a_session_reuse_their_prefix_exactly(
-    make_model: Any, plain_logprobs: Any, drain: Any
-) -> None:
+def test_turns_of_a_session_reuse_their_prefix_exactly(make_model: Any, plain_logprobs: Any, drain: Any) -> None:
     model = make_model("mixed_sliding")
     decoder = decoder_of(model, max_slots=2)
     ids = [1, 2, 3, 4, 5]
@@ -108,9 +100,7 @@ def test_turns_of_a_session_reuse_their_prefix_exactly(
         ids = [*request.ids, 7, 8, 9, 10, 11, 12]
 
 
-def test_an_edited_history_reuses_the_common_part_only(
-    make_model: Any, plain_logprobs: Any, drain: Any
-) -> None:
+def test_an_edited_history_reuses_the_common_part_only(make_model: Any, plain_logprobs: Any, drain: Any) -> None:
     model = make_model()
     decoder = decoder_of(model)
     drain(decoder, [decoder.add(list(range(20)), Sampling(max_tokens=4), "s")])
@@ -227,9 +217,7 @@ def test_dropout_is_off(plain_logprobs: Any, drain: Any) -> None:
 def test_dropping_a_request_frees_its_row_and_leaves_the_others_alone(make_model: Any, drain: Any) -> None:
     model = make_model()
     reference = decoder_of(model)
-    expected = drain(
-        reference, [reference.add(p, Sampling(max_tokens=20, seed=i)) for i, p in enumerate(PROMPTS[:4])]
-    )
+    expected = drain(reference, [reference.add(p, Sampling(max_tokens=20, seed=i)) for i, p in enumerate(PROMPTS[:4])])
     decoder = decoder_of(model, max_slots=4)
     requests = [decoder.add(p, Sampling(max_tokens=20, seed=i), str(i)) for i, p in enumerate(PROMPTS[:4])]
     for _ in range(8):
@@ -269,9 +257,7 @@ def test_models_whose_state_is_not_keys_and_values_are_refused() -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=1))
     with pytest.raises(ModelError, match=r"recurrent|linear|mamba"):
         CachedModel(mamba, 64)
-    t5 = T5ForConditionalGeneration(
-        T5Config(vocab_size=16, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    )
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=16, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     with pytest.raises(ModelError, match="encoder-decoder"):
         CachedModel(t5, 64)
 

@@ -32,9 +32,7 @@ def test_an_even_grid_of_draws_returns_the_distribution() -> None:
 
 @given(logit_rows, st.floats(0.2, 3.0), st.floats(0, 1, exclude_max=True))
 @settings(max_examples=200, deadline=None)
-def test_a_draw_is_the_inverse_cdf_and_never_without_mass(
-    row: list[float], temperature: float, u: float
-) -> None:
+def test_a_draw_is_the_inverse_cdf_and_never_without_mass(row: list[float], temperature: float, u: float) -> None:
     sampling = Sampling(max_tokens=1, temperature=temperature)
     ids, logprobs = sample(torch.tensor([row]), [sampling], [u])
     exact = np.exp(scaled_logprobs(torch.tensor([row]), [temperature])[0].double().numpy())
