@@ -26,11 +26,11 @@ ROOMS = MappingProxyType(
 JUNK = ("__pycache__", "*.pyc", ".*_cache", "*.egg-info", "build", "dist", "runs", ".venv", ".git", ".hypothesis")
 
 
-def source_files(pattern: str = "*") -> Iterator[tuple[Path, str]]:
+def source_files(pattern: str = "*", root: Path = ROOT) -> Iterator[tuple[Path, str]]:
     """Every file of the four rooms, with the place it has in an installed tree."""
     for folder, package in ROOMS.items():
-        for path in sorted((ROOT / folder).rglob(pattern)):
-            parts = path.relative_to(ROOT).parts
+        for path in sorted((root / folder).rglob(pattern)):
+            parts = path.relative_to(root).parts
             is_linked = folder == "sao_gym" and len(parts) > 1 and parts[1] in ROOMS
             is_junk = any(fnmatch.fnmatch(part, junk) for part in parts for junk in JUNK)
             if path.is_file() and not is_linked and not is_junk:
@@ -190,10 +190,16 @@ def test_every_package_is_listed() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist, and the wheel that is made from it, both of a copy of the tree."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout as it stands."""
     tree = tmp_path_factory.mktemp("tree") / "sao-gym"
     shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*JUNK))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of the tree, and the wheel that is made from the sdist."""
     out = tmp_path_factory.mktemp("built")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -201,24 +207,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_wheel_holds_every_module_and_preset(built: Path) -> None:
+def test_wheel_holds_every_module_and_preset(built: Path, tree: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {item.filename for item in archive.infolist() if item.file_size or item.filename.endswith("py.typed")}
         every = set(archive.namelist())
         licences = [name for name in every if name.endswith("LICENSE")]
         assert b"Apache License" in archive.read(licences[0])
-    expected = {place for path, place in source_files() if path.stat().st_size}
+    expected = {place for path, place in source_files(root=tree) if path.stat().st_size}
     assert expected - names == set()
     assert {name.partition("/")[0] for name in every} == {"sao_gym", wheel.name.partition("-py3")[0] + ".dist-info"}
 
 
-def test_sdist_holds_the_real_folders(built: Path) -> None:
+def test_sdist_holds_the_real_folders(built: Path, tree: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
     inside = {member.name.partition("/")[2] for member in members if member.isfile()}
-    assert {str(path.relative_to(ROOT)) for path, _ in source_files()} - inside == set()
+    assert {str(path.relative_to(tree)) for path, _ in source_files(root=tree)} - inside == set()
     assert {"LICENSE", "README.md", "pyproject.toml", "constraints.txt", "tests/golden/golden.json"} <= inside
     assert not [member.name for member in members if member.issym() or member.islnk()]
 
