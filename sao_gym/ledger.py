@@ -63,9 +63,7 @@ class Ledger:
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise RunFolderError(
-                f"{path} is no ledger of a run ({error}); give the folder that a run wrote"
-            ) from error
+            raise RunFolderError(f"{path} is no ledger of a run ({error}); give the folder that a run wrote") from error
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -81,6 +79,16 @@ class Ledger:
         where = f"WHERE status IN ({marks})" if statuses else ""
         found = self._db.execute(f"SELECT {_COLUMNS} FROM rows {where} ORDER BY number", statuses)
         return [self._row(values) for values in found]
+
+    def __len__(self) -> int:
+        return int(self._db.execute("SELECT COUNT(*) FROM rows").fetchone()[0])
+
+    def row(self, number: int) -> LedgerRow:
+        """One row. Raises InvariantError if there is none of that number."""
+        found = self._db.execute(f"SELECT {_COLUMNS} FROM rows WHERE number = ?", (number,)).fetchone()
+        if found is None:
+            raise InvariantError(f"the ledger has no row {number}")
+        return self._row(found)
 
     def counts(self) -> dict[RowStatus, int]:
         """Number of rows in each state."""

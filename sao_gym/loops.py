@@ -17,6 +17,7 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
 
@@ -48,8 +49,15 @@ def run_blocking(awaitable: Awaitable[T]) -> T:
     """
     loop = background_loop()
     if _running_loop() is loop:
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()
         raise InvariantError("blocking code must not run on the background loop; await the asynchronous form")
     return asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop).result()
+
+
+def submit(awaitable: Awaitable[T]) -> Future[T]:
+    """Start `awaitable` on the background loop, from any other thread, without waiting for it."""
+    return asyncio.run_coroutine_threadsafe(_awaited(awaitable), background_loop())
 
 
 async def on_background(awaitable: Awaitable[T]) -> T:

@@ -109,7 +109,8 @@ class Learner:
                 backend.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model = model
         self.bare_critic = critic
-        self.actor = accelerator.prepare_model(Actor(model))
+        self.bare_actor = Actor(model)
+        self.actor = accelerator.prepare_model(self.bare_actor)
         self.critic = accelerator.prepare_model(critic)
         self.actor_optimizer = accelerator.prepare_optimizer(make_optimizer(model, config.actor))
         self.critic_optimizer = accelerator.prepare_optimizer(make_optimizer(critic, config.critic))

@@ -1,0 +1,175 @@
+"""The training loop: the main thread learns, the event loop's thread runs episodes, the engine's thread samples.
+
+    next_batch -> plan -> learner.step -> publish (returns at once) -> rows leave -> metrics -> checkpoint
+
+A step that trains the actor raises the policy version by one; the first `critic.only_steps` batches train the critic
+alone and raise none. Publication runs beside the next wait for a batch; the staleness rule knows the engine's version.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sao_gym.errors import InvariantError
+from sao_gym.ledger import Ledger
+from sao_gym.loops import run_blocking
+from sao_gym.parquet import write_trajectories
+from sao_gym.protocols import Clock, Engine
+from sao_gym.runfolder import RunFolder
+from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.learner import Learner
+from sao_gym.trainer.metrics import batch_metrics, loss_metrics, token_account_gap
+from sao_gym.trainer.plan import make_plan
+from sao_gym.trainer.publish import PublicationReport, Publisher, make_probe
+from sao_gym.trainer.runtime import Batch, Losses, Runtime
+from sao_gym.trainer.statistics import StepStatistics
+
+CHECKPOINTS = "checkpoints"
+TRAJECTORIES = "trajectories"
+
+
+def step_file(run: Path, step: int) -> Path:
+    """Where the trajectories of a step lie."""
+    return run / TRAJECTORIES / f"step_{step:06d}.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of."""
+
+    config: TrainConfig
+    folder: RunFolder
+    ledger: Ledger
+    learner: Learner
+    engine: Engine
+    runtime: Runtime
+    clock: Clock
+    tokenizer: Any
+
+
+class Training:
+    """Runs batches from `state` on. `on_step` hears each line of metrics; `on_evaluate` runs between two batches."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        state: RunState,
+        *,
+        on_step: Callable[[dict[str, Any]], None],
+        on_evaluate: Callable[[RunState], None] | None = None,
+    ) -> None:
+        self.parts = parts
+        self.state = state
+        self._on_step = on_step
+        self._on_evaluate = on_evaluate
+        self._publisher = Publisher(
+            parts.engine, parts.clock, parts.runtime.changed, deadline_s=parts.config.deadline_s
+        )
+        (parts.folder.path / TRAJECTORIES).mkdir(exist_ok=True)
+
+    def run(self) -> RunState:
+        """Train up to `config.steps` batches. The last one always gets a checkpoint."""
+        run_blocking(_soon(self.parts.runtime.start))
+        try:
+            while self.state.step < self.parts.config.steps:
+                self._step()
+            self._publisher.finish()
+        finally:
+            run_blocking(self.parts.runtime.stop())
+        return self.state
+
+    def _step(self) -> None:
+        config, clock, runtime = self.parts.config, self.parts.clock, self.parts.runtime
+        started = clock.now()
+        step = self.state.step + 1
+        trains_actor = self.state.step >= config.critic.only_steps
+        batch: Batch = run_blocking(runtime.next_batch(raises_version=trains_actor))
+        plan = make_plan(
+            batch.trajectories,
+            config,
+            batch=self.state.step,
+            actor_batches=self.state.version,
+            version=self.state.version,
+            trains_actor=trains_actor,
+            ranks=self.parts.learner.world,
+        )
+        stats = self.parts.learner.step(plan)
+        write_trajectories(step_file(self.parts.folder.path, step), batch.trajectories)
+        report = self._publisher.finish()
+        self.state = replace(self.state, step=step, version=self.state.version + int(trains_actor))
+        if trains_actor:
+            self._publish(batch)
+        run_blocking(_soon(runtime.finish_batch, batch, step))
+        losses: Losses = run_blocking(_soon(runtime.take_losses))
+        self._record(batch, stats, report, losses, clock.now() - started)
+        self._between_steps()
+
+    def _publish(self, batch: Batch) -> None:
+        source = self.parts.learner.weights()
+        probe = make_probe(self.parts.learner.bare_actor, batch.trajectories[0].streams[0].token_ids)
+        self.state = replace(self.state, weight_hash=source.weight_hash)
+        self._publisher.start(source, self.state.version, probe)
+
+    def _record(
+        self, batch: Batch, stats: StepStatistics, report: PublicationReport | None, losses: Losses, seconds: float
+    ) -> None:
+        config = self.parts.config
+        record: dict[str, Any] = {
+            "step": self.state.step,
+            "policy_version": self.state.version,
+            **batch_metrics(batch, credit=config.loss.credit, max_staleness=config.staleness.max_staleness),
+            **stats.metrics(),
+            **loss_metrics(losses),
+            "time_publish_s": report.seconds if report else None,
+            "publish_probe_error": report.probe_error if report else None,
+            "publish_failures": report.failures if report else 0,
+            "time_step_s": seconds,
+            "learner_busy_share": (stats.critic_s + stats.actor_s) / seconds if seconds else None,
+            "weight_hash": self.state.weight_hash,
+        }
+        record["tokens_per_s"] = record["tokens_total"] / seconds if seconds else None
+        record["trajectories_per_s"] = len(batch.trajectories) / seconds if seconds else None
+        if config.check:
+            self._check(batch, stats, record)
+        self.parts.folder.append_metrics(record)
+        self._on_step(record)
+
+    def _check(self, batch: Batch, stats: StepStatistics, record: dict[str, Any]) -> None:
+        """Promises that a step can test for itself (`--check`)."""
+        if record["reward_mass_error"] > 1e-5:
+            raise InvariantError(
+                f"step {record['step']}: rewards placed differ from scores by {record['reward_mass_error']}"
+            )
+        if batch.raises_version and (gap := token_account_gap(batch, stats)):
+            raise InvariantError(f"step {record['step']}: the token account does not close, {gap} tokens are missing")
+        oldest = self.parts.config.staleness.max_staleness
+        masked = sum(record["staleness_histogram"][oldest + 1 :])
+        if batch.raises_version and masked != stats.account.stale_masked:
+            raise InvariantError(
+                f"step {record['step']}: {masked} tokens are too old, {stats.account.stale_masked} were masked"
+            )
+        if self.parts.config.staleness.on_stale == "wait" and masked:
+            raise InvariantError(f"step {record['step']}: {masked} tokens are older than the rule allows")
+
+    def _between_steps(self) -> None:
+        config = self.parts.config
+        last = self.state.step >= config.steps
+        if last or self.state.step % config.checkpoint.every == 0:
+            self.save()
+        if self._on_evaluate and config.evaluation.every and self.state.step % config.evaluation.every == 0:
+            self._on_evaluate(self.state)
+
+    def save(self) -> Path:
+        """Write a checkpoint of the present state, then prune old ones."""
+        folder = self.parts.folder.path / CHECKPOINTS
+        path = save_checkpoint(folder, self.parts.learner, self.parts.tokenizer, self.state)
+        run_blocking(_soon(self.parts.ledger.add_checkpoint, self.state.step, self.state.version, path.name))
+        prune(folder, self.parts.config.checkpoint.keep)
+        return path
+
+
+async def _soon(function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function` on the event loop, whose thread alone may touch runtime and ledger."""
+    return function(*arguments)
