@@ -28,6 +28,8 @@ HELDOUT_SHARE = 8
 """One problem in this many is held out."""
 ENDLESS = 1 << 31
 """Length that an endless set gives itself."""
+GIVE_UP_AFTER = 2000
+"""Draws in a row that bring no new problem before a pool counts as too large."""
 _NAMES = "abcdefgh"
 
 
@@ -44,11 +46,14 @@ def arithmetic_tasks(
     if pool < 1:
         raise ConfigError(f"an arithmetic pool needs at least 1 task, got {pool}; or none for a set without end")
     found: dict[str, Task] = {}
-    for index in range(50 * pool + 1000):
+    index = misses = 0
+    while misses < GIVE_UP_AFTER:
         task = endless[index]
+        misses = misses + 1 if task.prompt in found else 0
         found.setdefault(task.prompt, task)
         if len(found) == pool:
             return ListTaskSet(endless.name, found.values())
+        index += 1
     raise ConfigError(
         f"there are too few problems with steps={steps} and digits={digits} for a pool of {pool}; lower pool"
     )

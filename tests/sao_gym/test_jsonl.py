@@ -1,0 +1,77 @@
+"""JSON lines that survive what strings may hold: case CF-01."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sao_gym.errors import TaskFileError
+from sao_gym.jsonl import append_jsonl, dump_line, read_jsonl, write_jsonl
+
+NASTY = ["a\u2028b", "a\u2029b", "a\u0085b", "a\u000bb", "a\r\nb"]
+
+
+def test_every_line_end_but_lf_is_text(tmp_path: Path) -> None:
+    """Case CF-01: BOM, CRLF, blank lines, raw separators, no final newline; numbers count LF lines."""
+    path = tmp_path / "t.jsonl"
+    lines = [json.dumps({"x": text}, ensure_ascii=False) for text in NASTY]
+    lines.insert(2, "")
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert list(read_jsonl(path)) == [(n, {"x": text}) for n, text in zip([1, 2, 4, 5, 6], NASTY, strict=True)]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(json_values, max_size=5))
+def test_what_is_written_is_read_back(values: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "t.jsonl"
+    write_jsonl(path, values)
+    assert [value for _, value in read_jsonl(path)] == values
+    assert len(path.read_text(encoding="utf-8").splitlines()) == len(values)  # also for readers that split anywhere
+
+
+def test_a_lone_surrogate_survives(tmp_path: Path) -> None:
+    append_jsonl(tmp_path / "t.jsonl", {"x": "\ud800é"})
+    assert list(read_jsonl(tmp_path / "t.jsonl")) == [(1, {"x": "\ud800é"})]
+    assert dump_line("é") == '"é"\n'
+
+
+def test_appending_mends_a_missing_newline(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"x": 1}')
+    append_jsonl(path, {"x": 2})
+    append_jsonl(path, {"x": 3})
+    assert path.read_bytes() == b'{"x": 1}\n{"x": 2}\n{"x": 3}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"x": 1}\n\n{"x" 2}\n', "line 3, column 6: expecting ':' delimiter"),
+        (b'{"x": 1}\n{"x": "\xff"}\n', "line 2, column 8: not UTF-8"),
+        (b'{"x": 1} {"x": 2}\n', "line 1, column 10: extra data"),
+        (b"\xef\xbb\xbf{", "line 1, column 2"),
+        (b"[" * 100_000, "line 1, column 1: nested too deeply"),
+    ],
+)
+def test_a_broken_line_is_named(data: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(TaskFileError) as caught:
+        list(read_jsonl(path))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="No such file"):
+        list(read_jsonl(tmp_path / "none.jsonl"))
