@@ -56,12 +56,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         known = chat.prompt([Message.user("the answer is 42 because x = 7")])
         self.observation_space = TokenIds(known)
         self.action_space = Generations(known, chat.stop_token_ids)
-        self._stream = TokenStream()
-        self._rewards: list[float] = []
-        self._outcome: Outcome | None = None
-        self._score: Score | None = None
-        self._dropped = 0
-        self._reset_info: dict[str, Any] = {}
+        self._clear()
 
     # What a driver reads
 
@@ -97,10 +92,9 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
 
     # Gymnasium, blocking and asynchronous
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Ids, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Ids, dict[str, Any]]:
         """Begin an episode and return the prompt's ids. Raises EpisodeError (prompt_too_long) without room to answer."""
+        self._clear()
         messages, info = self._below.reset(seed=seed, options=options)
         return self._begin(messages, info)
 
@@ -108,6 +102,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Ids, dict[str, Any]]:
         """`reset` for a caller that has other episodes to go on with."""
+        self._clear()
         if agent := self._awaited:
             messages, info = await agent.reset_async(seed=seed, options=options)
         else:
@@ -117,7 +112,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
     def step(self, action: Generation) -> TokenStep:
         """Append what was sampled, let the environment answer, append the answer. Raises EngineError, ResetNeeded."""
         message, reason = self._take(action)
-        return drive(self._settle(inline, self._below.step(message), action, reason))
+        return drive(self._settle(inline, self._below.step(message), reason))
 
     async def step_async(self, action: Generation) -> TokenStep:
         """`step` for a caller that has other episodes to go on with."""
@@ -126,7 +121,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             result: MessageStep = await agent.step_async(message)
         else:
             result = await asyncio.to_thread(self._below.step, message)
-        return await self._settle(offload, result, action, reason)
+        return await self._settle(offload, result, reason)
 
     def finish(self, reason: str) -> Score | None:
         """End the episode because a budget outside ended it (`TruncationReason`), graded as it stands; idempotent."""
@@ -208,11 +203,19 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         agent = self._agent
         return agent.task.id if agent else str(self._reset_info.get("task_id", ""))
 
+    def _clear(self) -> None:
+        """Forget the last episode first: whatever interrupts a reset, nothing of it can be taken for the next."""
+        self._stream = TokenStream()
+        self._rewards: list[float] = []
+        self._outcome: Outcome | None = None
+        self._score: Score | None = None
+        self._dropped = 0
+        self._reset_info: dict[str, Any] = {}
+
     def _begin(self, messages: Sequence[Message], info: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
         tools = getattr(self._below.unwrapped, "tools", ())
         prompt = Segment.observation(self.chat.prompt(messages, tools))
         self._stream = TokenStream(segments=(prompt,))
-        self._rewards, self._outcome, self._score, self._dropped = [], None, None, 0
         self._reset_info = dict(info)
         over = self.budgets.exhausted(used=len(prompt), context_length=self.context_length)
         if over is not None:
@@ -235,8 +238,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             raise EngineError(
                 f"the engine sampled {len(action.token_ids)} tokens where at most {limit.max_tokens} were allowed"
             )
-        reasons = {StopReason.LENGTH: limit.reason, StopReason.ABORT: TruncationReason.WALL_CLOCK}
-        reason = reasons.get(action.stop)
+        reason = _cut_by(action, limit)
         segment = Segment.action(
             action.token_ids,
             logprobs=action.logprobs,
@@ -246,14 +248,14 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             extras=action.extras,
         )
         self._stream = self._stream.append(segment)
+        if len(segment) or not self._rewards:  # an empty action earns nothing of its own
+            self._rewards.append(0.0)
         return self.chat.parse(segment.token_ids, is_truncated=reason is not None), reason
 
-    async def _settle(
-        self, call: Caller, result: MessageStep, action: Generation, cut: TruncationReason | None
-    ) -> TokenStep:
+    async def _settle(self, call: Caller, result: MessageStep, cut: TruncationReason | None) -> TokenStep:
         """Append the answer and decide how things stand."""
         messages, reward, terminated, truncated, info = result
-        self._add_reward(float(reward), action)
+        self._rewards[-1] += float(reward)
         if cut is not None:
             outcome: Outcome | None = Outcome.truncated(cut)
         elif terminated:
@@ -264,7 +266,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             outcome = None
         observation = Segment.observation([])
         if messages or outcome is None:
-            observation, over = self._observe(messages, action)
+            observation, over = self._observe(messages)
             outcome = outcome or over
         if outcome is None and self.budgets.max_turns and len(self._rewards) >= self.budgets.max_turns:
             outcome = Outcome.truncated(TruncationReason.TURNS)
@@ -281,14 +283,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             info,
         )
 
-    def _add_reward(self, reward: float, action: Generation) -> None:
-        """One entry per action that holds tokens; what an empty one earned goes to the action before it."""
-        if len(action.token_ids) or not self._rewards:
-            self._rewards.append(reward)
-        else:
-            self._rewards[-1] += reward
-
-    def _observe(self, messages: Sequence[Message], action: Generation) -> tuple[Segment, Outcome | None]:
+    def _observe(self, messages: Sequence[Message]) -> tuple[Segment, Outcome | None]:
         last_id = int(self._stream.token_ids[-1])
         segment = Segment.observation(self.chat.bridge(messages, last_id=last_id))
         used = len(self._stream) + len(segment)
@@ -338,3 +333,12 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
                 self._rewards.append(0.0)
             await self._end(call, Outcome.truncated(reason), {})
         return self._score
+
+
+def _cut_by(action: Generation, limit: Limit) -> TruncationReason | None:
+    """The limit that cut an action. One cut short of what it might hold had a smaller cap per turn asked for."""
+    if action.stop is StopReason.ABORT:
+        return TruncationReason.WALL_CLOCK
+    if action.stop is not StopReason.LENGTH:
+        return None
+    return limit.reason if len(action.token_ids) >= limit.max_tokens else TruncationReason.TURN_TOKENS

@@ -74,7 +74,7 @@ def test_tasks_may_be_a_file_with_a_mapping(tmp_path: Path) -> None:
     write_jsonl(path, [{"text": "1+1=?", "answer": "2"}])
     env: Any = make("arithmetic", tasks=str(path), mapping={"prompt": "text"})
     assert env.tasks[0].prompt == make_tasks("arithmetic", tasks=path, mapping={"prompt": "text"})[0].prompt == "1+1=?"
-    with pytest.raises(TaskFileError, match="none.jsonl"):
+    with pytest.raises(TaskFileError, match=r"none\.jsonl"):
         make("arithmetic", tasks=tmp_path / "none.jsonl")
 
 
@@ -140,7 +140,7 @@ def test_a_name_that_means_nothing_is_one_sentence(name: str, words: str, own: P
 def test_a_file_that_fails_is_named_and_may_be_mended(text: str, own: Path) -> None:
     broken = own.with_name("broken.py")
     broken.write_text(text, encoding="utf-8")
-    with pytest.raises(RegistryError, match="broken.py failed"):
+    with pytest.raises(RegistryError, match=r"broken\.py failed"):
         make(f"{broken}:Echo")
     broken.write_text(OWN, encoding="utf-8")
     assert isinstance(make(f"{broken}:Echo"), gymnasium.Env)

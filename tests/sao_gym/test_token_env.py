@@ -369,3 +369,70 @@ def test_an_engine_that_samples_more_than_it_may_is_an_error() -> None:
 def test_budgets_are_above_zero(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         Budgets(**{field: 0})
+
+
+def test_a_smaller_cap_than_the_budgets_cuts_a_turn() -> None:
+    env, _ = begun(Budgets(max_tokens_per_episode=100))
+    *_, info = env.step(generation("hello", StopReason.LENGTH))
+    assert info["truncation_reason"] == "turn_tokens"
+
+
+class Waiting(Hints):
+    """Its second answer never comes; neither does its second reset."""
+
+    resets = 0
+
+    def __init__(self) -> None:
+        super().__init__(TASKS)
+        self.waits = asyncio.Event()
+
+    async def setup(self, task: Task) -> None:
+        self.resets += 1
+        if self.resets > 1:
+            await self.wait()
+
+    async def wait(self) -> None:
+        self.waits.set()
+        await asyncio.Event().wait()
+
+    async def respond(self, message: Message) -> Reply:
+        if message.content == "wait":
+            await self.wait()
+        reply: Reply = super().respond(message)
+        return reply
+
+
+async def cancelled(work: Any, inner: Waiting) -> None:
+    task = asyncio.ensure_future(work)
+    await inner.waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancelled_step_leaves_an_episode_that_can_be_finished() -> None:
+    inner = Waiting()
+    env = TokenEnv(inner, CHAT)
+    await env.reset_async(seed=0)
+    await env.step_async(generation("hint"))
+    await cancelled(env.step_async(generation("wait")), inner)
+    await env.finish_async("wall_clock")
+    trajectory = record(env)
+    assert trajectory.n_turns == 2
+    assert trajectory.score.per_action == (0.25, 0.0)
+    assert [float(r.sum()) for r in trajectory.rewards()] == [0.25]
+
+
+async def test_an_interrupted_reset_leaves_nothing_of_the_last_episode() -> None:
+    inner = Waiting()
+    env = TokenEnv(inner, CHAT)
+    await env.reset_async(seed=0)
+    await env.step_async(generation("go"))
+    assert env.outcome == Outcome.terminated()
+    await cancelled(env.reset_async(), inner)
+    assert env.outcome is None
+    assert env.score is None
+    with pytest.raises(ResetNeeded):
+        await env.finish_async("wall_clock")
+    with pytest.raises(ResetNeeded):
+        record(env)
