@@ -135,9 +135,7 @@ class Decoder:
         self._idle_tokens = 0
         self._max_slots, self._kv, self._deterministic = max_slots, kv, deterministic
         self._prefill_chunk, self._prefill_tokens = prefill_chunk, prefill_tokens
-        self._max_idle_tokens = (
-            max_slots * model.context_length if max_idle_tokens is None else max_idle_tokens
-        )
+        self._max_idle_tokens = max_slots * model.context_length if max_idle_tokens is None else max_idle_tokens
         self._store = SlotStore(max_slots, model.context_length)
 
     def add(self, ids: Sequence[int], sampling: Sampling, session: str | None = None) -> Request:
@@ -288,9 +286,7 @@ class Decoder:
             logits = self.model.feed(store, [0], [chunk], [start], all_logits=True)[0]
             logprobs = scaled_logprobs(logits, [temperature] * len(chunk))
             targets = torch.tensor(ids[start + 1 : start + 1 + len(chunk)], device=logits.device)
-            scores[start + 1 : start + 1 + len(chunk)] = (
-                logprobs.gather(1, targets[:, None])[:, 0].cpu().numpy()
-            )
+            scores[start + 1 : start + 1 + len(chunk)] = logprobs.gather(1, targets[:, None])[:, 0].cpu().numpy()
         return scores
 
     @property

@@ -71,9 +71,7 @@ class CachedModel:
         logits = self._forward(ids, positions, self._masks(positions, length), window, all_logits)
         return logits if all_logits else logits[:, -1]
 
-    def _forward(
-        self, ids: Tensor, positions: Tensor, masks: Any, window: SlotWindow, all_logits: bool
-    ) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, masks: Any, window: SlotWindow, all_logits: bool) -> Tensor:
         trim = {"logits_to_keep": 0 if all_logits else 1} if self._can_trim else {}
         output = self.model(
             input_ids=ids,

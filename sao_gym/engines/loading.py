@@ -47,9 +47,7 @@ def _check_names(own: dict[str, Tensor], source: WeightSource) -> None:
         return
     missing, foreign = sorted(own.keys() - set(sent)), sorted(set(sent) - own.keys())
     named = f"missing {missing[:3]}, unknown {foreign[:3]}" if missing or foreign else "a name comes twice"
-    raise EngineError(
-        f"{len(sent)} tensors were published to a model of {len(own)}: {named}; nothing was copied"
-    )
+    raise EngineError(f"{len(sent)} tensors were published to a model of {len(own)}: {named}; nothing was copied")
 
 
 def _check_tensors(own: dict[str, Tensor], tensors: list[tuple[str, Any]]) -> None:

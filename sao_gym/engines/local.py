@@ -86,9 +86,7 @@ class LocalEngine:
         self._publications: list[Publication] = []
         self._weight_hash = ""
         self._decoder = Decoder(
-            CachedModel(
-                model if device is None else model.to(device), _context_length(model, context_length)
-            ),
+            CachedModel(model if device is None else model.to(device), _context_length(model, context_length)),
             max_slots=max_slots,
             kv=kv,
             deterministic=deterministic,
@@ -126,13 +124,9 @@ class LocalEngine:
         """
         ids = self._checked(token_ids)
         if len(ids) >= self.context_length:
-            raise EngineError(
-                f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context_length}"
-            )
+            raise EngineError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context_length}")
         if sampling.max_tokens < 1 or sampling.temperature < 0.0 or not 0.0 < sampling.top_p <= 1.0:
-            raise EngineError(
-                f"cannot sample with {sampling}: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1"
-            )
+            raise EngineError(f"cannot sample with {sampling}: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
         future = self._thread.generate(ids, sampling, session)
         what = f"a generation of {sampling.max_tokens} tokens after {len(ids)}, session {session}"
         return await result_within(future, self._deadlines.generate_s, self._clock, what)

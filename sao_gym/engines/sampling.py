@@ -38,17 +38,13 @@ class Draws:
         return self._numbers[position]
 
 
-def sample(
-    logits_NV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+def sample(logits_NV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
     """One token id [N] int64 and its log-prob [N] float32 per row; a greedy row has log-prob 0.
 
     `uniforms` are in [0, 1). A row with non-finite logits comes back with a non-finite log-prob.
     """
     greedy = [sampling.temperature == 0.0 for sampling in samplings]
-    temperatures = [
-        1.0 if is_greedy else s.temperature for s, is_greedy in zip(samplings, greedy, strict=True)
-    ]
+    temperatures = [1.0 if is_greedy else s.temperature for s, is_greedy in zip(samplings, greedy, strict=True)]
     logprobs_NV = scaled_logprobs(logits_NV, temperatures)
     for row, sampling in enumerate(samplings):
         if not greedy[row] and (sampling.top_k > 0 or sampling.top_p < 1.0):

@@ -189,9 +189,7 @@ class ScriptedEngine:
         if len(stops):
             ids = ids[: stops[0] + 1]
         given = completion.logprobs
-        logprobs = (
-            constant_logprobs(len(ids)) if given is None else np.array(given, dtype=np.float32)[: len(ids)]
-        )
+        logprobs = constant_logprobs(len(ids)) if given is None else np.array(given, dtype=np.float32)[: len(ids)]
         if not len(ids) or len(logprobs) != len(ids):
             raise EngineError(f"a scripted completion has {len(ids)} ids and {len(logprobs)} log-probs")
         return ids, logprobs, StopReason.STOP if len(stops) else StopReason.LENGTH
@@ -218,9 +216,7 @@ class ScriptedEngine:
         """Raises EngineError once closed."""
         if self._closed:
             raise EngineError("the engine was closed")
-        return EngineHealth(
-            version=self.version, running=self._running, waiting=0, weight_hash=self._weight_hash
-        )
+        return EngineHealth(version=self.version, running=self._running, waiting=0, weight_hash=self._weight_hash)
 
     async def close(self) -> None:
         """Refuse further calls; idempotent."""

@@ -19,13 +19,13 @@ FIRST_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A row's keys and values taken out of the store, one pair [heads, length, dim] per layer."""
+    """A row's keys and values taken out of the store, one pair [length, heads, dim] per layer."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
 
 
 class SlotStore:
-    """The tensors [rows, heads, length, dim] of every layer, made when the model first writes to them."""
+    """The tensors [rows, length, heads, dim] of every layer, made when the model first writes to them."""
 
     def __init__(self, max_rows: int, context_length: int) -> None:
         self.max_rows = max_rows
@@ -39,6 +39,11 @@ class SlotStore:
         """Memory that the store holds now."""
         return sum(k.nbytes + v.nbytes for k, v in self._layers.values())
 
+    @property
+    def row_length(self) -> int:
+        """Tokens that there is room for in each row."""
+        return self._length
+
     def reserve(self, rows: int, length: int) -> None:
         """Make room for `rows` rows of `length` tokens."""
         if rows <= self._rows and length <= self._length:
@@ -48,37 +53,37 @@ class SlotStore:
         self._layers = {layer: (self._wider(k), self._wider(v)) for layer, (k, v) in self._layers.items()}
 
     def _wider(self, old: Tensor) -> Tensor:
-        new = self._empty(old)
-        new[: old.shape[0], :, : old.shape[2]] = old
+        new = self._zeros(old, old.shape[2])
+        new[: old.shape[0], : old.shape[1]] = old
         return new
 
-    def _empty(self, like: Tensor) -> Tensor:
+    def _zeros(self, like: Tensor, heads: int) -> Tensor:
         # zeros, not empty: a masked key still takes part as 0 x value, and 0 x NaN is NaN
-        shape = (self._rows, like.shape[1], self._length, like.shape[3])
+        shape = (self._rows, self._length, heads, like.shape[3])
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def layer(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The tensors of a layer, shaped after the first keys and values [*, heads, *, dim] that it wrote."""
         if index not in self._layers:
-            self._layers[index] = (self._empty(keys), self._empty(values))
+            self._layers[index] = (self._zeros(keys, keys.shape[1]), self._zeros(values, values.shape[1]))
         return self._layers[index]
 
     def take(self, row: int, length: int) -> Prefix:
         """A copy of the first `length` tokens of a row."""
         pairs = (self._layers[index] for index in sorted(self._layers))
-        return Prefix(tuple((k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs))
+        return Prefix(tuple((k[row, :length].clone(), v[row, :length].clone()) for k, v in pairs))
 
     def put(self, row: int, prefix: Prefix, length: int) -> None:
         """Write the first `length` tokens of a prefix into a row."""
         for (k, v), index in zip(prefix.layers, sorted(self._layers), strict=True):
-            self._layers[index][0][row, :, :length] = k[:, :length]
-            self._layers[index][1][row, :, :length] = v[:, :length]
+            self._layers[index][0][row, :length] = k[:length]
+            self._layers[index][1][row, :length] = v[:length]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row over another row."""
         for pair in self._layers.values():
             for tensor in pair:
-                tensor[target, :, :length] = tensor[source, :, :length]
+                tensor[target, :length] = tensor[source, :length]
 
 
 def _grown(current: int, wanted: int, limit: int) -> int:
@@ -106,9 +111,8 @@ class SlotWindow:
         self._rows = torch.tensor(rows, device=positions.device)
         self._is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._span = slice(rows[0], rows[0] + len(rows))
-        spread = self._rows[:, None].expand_as(positions)
-        self._row_index = spread.reshape(-1) if valid is None else spread[valid]
-        self._position_index = positions.reshape(-1) if valid is None else positions[valid]
+        places = self._rows[:, None] * store.row_length + positions
+        self._places = places.flatten() if valid is None else places[valid]
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -120,10 +124,9 @@ class SlotWindow:
     def _write(self, stored: Tensor, new: Tensor) -> Tensor:
         tokens = new.transpose(1, 2)
         flat = tokens.flatten(0, 1) if self._valid is None else tokens[self._valid]
-        stored[self._row_index, :, self._position_index] = flat
-        if self._is_run:
-            return stored[self._span, :, : self._length]
-        return stored[:, :, : self._length].index_select(0, self._rows)
+        stored.flatten(0, 1).index_copy_(0, self._places, flat)
+        rows = stored[self._span] if self._is_run else stored.index_select(0, self._rows)
+        return rows[:, : self._length].transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen before this pass; masks and positions are explicit, so that it is only asked for out of habit."""
