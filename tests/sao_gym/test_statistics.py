@@ -1,0 +1,171 @@
+"""Intervals against scipy's and by coverage, pass@k against counting, paired comparison against exact tests."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from sao_gym.errors import ConfigError
+from sao_gym.statistics import (
+    Interval,
+    bootstrap_interval,
+    clustered_interval,
+    compare_paired,
+    mean_pass_at_k,
+    pass_at_k,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("k", "n"), [(0, 10), (8, 10), (10, 10), (1, 1), (137, 512), (0, 1)])
+def test_wilson_is_scipys(k: int, n: int, level: float) -> None:
+    known = binomtest(k, n).proportion_ci(confidence_level=level, method="wilson")
+    interval = wilson_interval(k, n, level)
+    assert (interval.low, interval.high) == pytest.approx((known.low, known.high), abs=1e-12)
+
+
+def test_wilson_known_and_empty() -> None:
+    # 8 of 10 at 95 %, as in any table of score intervals
+    assert wilson_interval(8, 10).low == pytest.approx(0.4902, abs=1e-4)
+    assert wilson_interval(8, 10).high == pytest.approx(0.9433, abs=1e-4)
+    assert wilson_interval(0, 0) == Interval(0.0, 1.0)
+    with pytest.raises(ConfigError, match="successes"):
+        wilson_interval(3, 2)
+    with pytest.raises(ConfigError, match="level"):
+        wilson_interval(1, 2, level=95)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_one_sample_per_task_is_wilson(passed: list[bool]) -> None:
+    one_each = {str(i): [float(value)] for i, value in enumerate(passed)}
+    clustered, plain = clustered_interval(one_each), wilson_interval(sum(passed), len(passed))
+    assert (clustered.low, clustered.high) == pytest.approx((plain.low, plain.high), abs=1e-9)
+
+
+def test_clusters_widen() -> None:
+    """Four samples that always agree are one observation, not four."""
+    agree = {str(i): [float(i % 2)] * 4 for i in range(20)}
+    single = {str(i): [float(i % 2)] for i in range(20)}
+    widened = clustered_interval(agree)
+    assert (widened.low, widened.high) == pytest.approx(
+        (clustered_interval(single).low, clustered_interval(single).high)
+    )
+    # all passed: the spread is 0, and still 5 tasks prove no more than 5 tasks can
+    assert clustered_interval({str(i): [1.0] * 100 for i in range(5)}) == wilson_interval(5, 5)
+    # samples that differ inside each task by design never count for more than they are
+    assert clustered_interval({str(i): [0.0, 1.0] for i in range(5)}).low == pytest.approx(wilson_interval(2.5, 5).low)
+
+
+def test_clustered_coverage() -> None:
+    """Tasks with their own success rates, four samples each: the truth lies inside about 95 % of the time."""
+    rng = np.random.default_rng(0)
+    truth, hits, naive, runs = 0.5, 0, 0, 400
+    for _ in range(runs):
+        rates = rng.beta(0.5, 0.5, size=40)
+        draws = (rng.random((40, 4)) < rates[:, None]).astype(float)
+        interval = clustered_interval({str(i): draws[i].tolist() for i in range(40)})
+        plain = wilson_interval(float(draws.sum()), draws.size)
+        hits += interval.low <= truth <= interval.high
+        naive += plain.low <= truth <= plain.high
+    assert 0.92 <= hits / runs <= 0.98
+    assert naive / runs < 0.85
+
+
+def test_bootstrap() -> None:
+    rng = np.random.default_rng(1)
+    values = {str(i): rng.normal(2.0, 1.0, size=3).tolist() for i in range(200)}
+    mean = float(np.mean(list(values.values())))
+    error = float(np.std([np.mean(each) for each in values.values()], ddof=1)) / math.sqrt(200)
+    interval = bootstrap_interval(values)
+    assert (interval.low, interval.high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.02)
+    assert bootstrap_interval(values) == interval, "the same seed draws the same"
+    assert bootstrap_interval(values, seed=1) != interval
+    with pytest.raises(ConfigError, match="at least one sample"):
+        bootstrap_interval({"a": []})
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "value"),
+    [
+        (2, 0, 5, None),
+        (2, 1, 5, None),
+        (4, 0, 4, 0.0),
+        (4, 4, 4, 1.0),
+        (16, 3, 1, 3 / 16),
+        (16, 3, 8, 1 - math.comb(13, 8) / math.comb(16, 8)),
+        (0, 0, 1, None),
+    ],
+)
+def test_pass_at_k(n: int, c: int, k: int, value: float | None) -> None:
+    """Case EV-01: undefined is None with a reason, never 1."""
+    result = pass_at_k(n, c, k)
+    assert result.value == (None if value is None else pytest.approx(value))
+    assert bool(result.reason) == (value is None)
+    assert (result.n_tasks, result.n_left_out) == ((0, 1) if value is None else (1, 0))
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets(nck: tuple[int, int, int]) -> None:
+    n, c, k = nck
+    subsets = list(itertools.combinations([1] * c + [0] * (n - c), k))
+    assert pass_at_k(n, c, k).value == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
+
+
+def test_mean_pass_at_k_says_over_how_many() -> None:
+    """Case EV-01: 3 problems, k = 4, errors leave 4, 4 and 2 samples."""
+    counts = {"a": (4, 4), "b": (4, 0), "c": (2, 2)}
+    result = mean_pass_at_k(counts, 4)
+    assert (result.value, result.n_tasks, result.n_left_out) == (0.5, 2, 1)
+    assert result.reason == "1 of 3 tasks have fewer than 4 scored samples"
+    assert mean_pass_at_k(counts, 1).value == pytest.approx(2 / 3)
+    assert mean_pass_at_k({"a": (1, 1)}, 10).value is None
+    assert mean_pass_at_k({}, 1).value is None
+    with pytest.raises(ConfigError, match="0 <= c <= n"):
+        pass_at_k(2, 3, 1)
+
+
+def test_paired_is_mcnemars() -> None:
+    """One 0/1 sample per task, 9 better and 2 worse of 40: the exact binomial test of 2 in 11."""
+    before = {str(i): [float(i < 20)] for i in range(40)}
+    after = {str(i): [float(2 <= i < 29)] for i in range(40)}
+    result = compare_paired(before, after)
+    assert (result.n_tasks, result.n_better, result.n_worse) == (40, 9, 2)
+    assert result.difference == pytest.approx(7 / 40)
+    assert result.p_value == pytest.approx(binomtest(2, 11).pvalue)
+    assert result.interval.low < 7 / 40 < result.interval.high
+    back = compare_paired(after, before)
+    assert back.difference == pytest.approx(-7 / 40)
+    assert back.p_value == pytest.approx(result.p_value)
+
+
+def test_paired_with_many_tasks() -> None:
+    before = {str(i): [0.0] for i in range(60)}
+    after = {str(i): [float(i < 40)] for i in range(60)}
+    result = compare_paired(before, after)
+    assert result.p_value == pytest.approx(binomtest(0, 40).pvalue)
+    rng = np.random.default_rng(0)
+    noise = {str(i): rng.normal(size=3).tolist() for i in range(60)}
+    more = {task: [value + 1.5 for value in values] for task, values in noise.items()}
+    assert compare_paired(noise, more).p_value < 0.01
+    assert compare_paired(noise, noise).p_value == 1.0
+    extra = {**noise, "only here": [9.0]}
+    assert compare_paired(noise, extra).n_tasks == 60
+    with pytest.raises(ConfigError, match="no task in common"):
+        compare_paired(noise, {"x": [1.0]})
+
+
+def test_paired_false_alarms() -> None:
+    """Where nothing differs, about 5 % of comparisons say p < 0.05."""
+    rng = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(300):
+        rates = rng.random(30)
+        first, second = ((rng.random((30, 2)) < rates[:, None]).astype(float) for _ in range(2))
+        pair = [{str(i): rows[i].tolist() for i in range(30)} for rows in (first, second)]
+        alarms += compare_paired(*pair, resamples=400).p_value < 0.05
+    assert alarms / 300 < 0.08
