@@ -63,8 +63,8 @@ class ReasoningCutter:
         self._open_id = codec.control_id("<think>")
         self._close_id = codec.control_id("</think>")
 
-    def cut(self, ids: Sequence[int]) -> tuple[str | None, list[int], list[int]]:
-        """(reasoning or None, ids outside it, ids that close what the prompt opened).
+    def cut(self, ids: Sequence[int]) -> tuple[str | None, list[int]]:
+        """(reasoning or None, ids outside it).
 
         Reasoning that never closes takes all that follows; a close without an opening takes all that came before.
         """
@@ -80,6 +80,4 @@ class ReasoningCutter:
                 is_open = has_reasoning = True
             else:
                 (thought if is_open else shown).append(index)
-        closing = [self._close_id] if self._is_open and self._close_id is not None else []
-        text = self._codec.decode(thought).strip() if has_reasoning else None
-        return text, shown, closing
+        return (self._codec.decode(thought).strip() if has_reasoning else None), shown

@@ -53,6 +53,9 @@ class RendererChat:
         self._reasoning = ReasoningCutter(self.codec, is_open=opens)
         self._reader = MarkerReader(self.codec, is_thinking=opens) if family in _HERMES else None
         self._tools: dict[str, dict[str, Any]] = {}
+        self._closing: list[int] = []
+        if self._read(self.codec.plain("x")).content != "x":  # the parser takes all text for reasoning at first
+            self._closing = self.codec.encode("</think>")
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -89,18 +92,18 @@ class RendererChat:
         if self._reader is not None:
             ids = ids[:-1] if ids and ids[-1] in self._stops else ids
             return self._reader.read(ids, is_truncated=is_truncated)
-        reasoning, shown, prefix = self._reasoning.cut([i for i in ids if 0 <= i < len(self.codec.tokenizer)])
-        message = replace(self._read(shown, prefix), reasoning=reasoning)
+        reasoning, shown = self._reasoning.cut([i for i in ids if 0 <= i < len(self.codec.tokenizer)])
+        message = replace(self._read(shown), reasoning=reasoning)
         return cut(message) if is_truncated else message
 
     def decode_action(self, token_ids: Ids) -> str:
         """Text of sampled ids with every control token spelled out: for people, never to be encoded again."""
         return self.codec.decode(token_ids)
 
-    def _read(self, shown: list[int], prefix: list[int]) -> Message:
-        tools = list(self._tools.values()) or None
+    def _read(self, shown: list[int]) -> Message:
+        tools, ids = list(self._tools.values()) or None, [*self._closing, *shown]
         try:
-            found = self._renderer.parse_response([*prefix, *shown], tools=tools, prompt_ids=self._opening)
+            found = self._renderer.parse_response(ids, tools=tools, prompt_ids=self._opening)
             calls = tuple(self._call(call, index) for index, call in enumerate(found.tool_calls))
             content = str(found.content or "").strip()
         except Exception:  # the library may fail in any way on what a policy writes; the episode goes on
