@@ -8,6 +8,7 @@ Example:
     (system, user), info = env.reset(seed=0)
 """
 
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +25,7 @@ SYSTEM_PROMPT = (
     "When you are sure, answer without a call and put the final answer alone in \\boxed{}."
 )
 MAX_TURNS = 50
+_BOX = re.compile(r"\\(boxed|[bf]box)(?![a-zA-Z])")
 
 
 class PythonMathEnv(PythonToolEnv):
@@ -63,6 +65,6 @@ class PythonMathEnv(PythonToolEnv):
     def grade_final(self, message: Message | None) -> Any:
         r"""Score of the last message: 0 without a `\boxed{}`, else the grader's verdict."""
         response = message.content if message else ""
-        if "\\boxed" not in response:
-            return Score(value=0.0, passed=False, detail="no boxed answer in the last message")
+        if not _BOX.search(response):
+            return Score(value=0.0, passed=False, detail="no answer: no box in the final turn")
         return super().grade_final(message)

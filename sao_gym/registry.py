@@ -63,7 +63,7 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             id="python_math",
             entry_point="sao_gym.envs.python_math:PythonMathEnv",
             tasks="sao_gym.tasks.mathematics:math_tasks",
-            grader="sao_gym.tasks.grading:grade_answer",
+            grader="sao_gym.tasks.grading:score_response_async",
             description="mathematics with a persistent Python tool and a boxed answer",
         ),
     }

@@ -19,7 +19,7 @@ Example:
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sao_gym.agent_env import AgentEnv, Reply
@@ -30,15 +30,15 @@ from sao_gym.protocols import Task, TaskSet
 from sao_gym.stream import Score
 from sao_gym.tools import Tool, check_call, result_text
 
-AnswerGrader = Callable[[str, str], Score]
+AnswerGrader = Callable[[str, str], Score | Awaitable[Score]]
 
 
 class ToolEnv(AgentEnv):
     """An agent with tools. Hand in functions and a grader, or override `grade_final`.
 
     Calls of one message run in order, one at a time, so tools may share state without locks. A blocking tool runs in
-    the thread that called `step`, or in a worker thread under `step_async`. `grader(gold, response)` judges the text
-    of the policy's last message.
+    the thread that called `step`, or in a worker thread under `step_async`. `grader(gold, response)`, plain or `async`,
+    judges the text of the policy's last message.
     """
 
     def __init__(
@@ -93,9 +93,7 @@ class ToolEnv(AgentEnv):
         self.call_problems.update(problems)
         return Reply(messages=tuple(answers), info={"call_problems": dict(problems)})
 
-    async def _run(
-        self, call: Caller, tool_call: ToolCall, *, is_extra: bool
-    ) -> tuple[str, CallProblem | None]:
+    async def _run(self, call: Caller, tool_call: ToolCall, *, is_extra: bool) -> tuple[str, CallProblem | None]:
         """A tool's answer, or the text of the problem and its kind."""
         if is_extra:
             return (

@@ -13,6 +13,7 @@ Example:
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ GIVE_UP_AFTER = 2000
 _NAMES = "abcdefgh"
 
 
+@lru_cache(maxsize=16)  # a task set never changes, and every environment of a run asks for the same one
 def arithmetic_tasks(
     split: Split = "train", pool: int | None = 512, seed: int = 0, steps: int = 3, digits: int = 2
 ) -> TaskSet:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,22 @@ def hash_tasks(tasks: Iterable[Task]) -> str:
 
 
 def load_tasks(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
-    """Tasks of a `.parquet` file, or of JSON lines under any other name; `mapping` as in `load_jsonl`."""
-    path = Path(path)
-    return load_parquet(path, mapping) if path.suffix == ".parquet" else load_jsonl(path, mapping)
+    """Tasks of a `.parquet` file, or of JSON lines under any other name; `mapping` as in `load_jsonl`.
+
+    A file that has not changed is read once per process: every environment of a run asks for the same one.
+    """
+    path = Path(path).absolute()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TaskFileError(f"cannot read {path}: {error.strerror}; give the path of a task file") from error
+    return _load_once(path, (status.st_mtime_ns, status.st_size, status.st_ino), tuple((mapping or {}).items()))
+
+
+@lru_cache(maxsize=8)
+def _load_once(path: Path, state: tuple[int, ...], mapping: tuple[tuple[str, str], ...]) -> ListTaskSet:
+    load = load_parquet if path.suffix == ".parquet" else load_jsonl
+    return load(path, dict(mapping))
 
 
 def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:

@@ -208,7 +208,7 @@ def test_a_dead_sandbox_is_an_error_and_the_next_episode_has_a_new_one() -> None
 
     env._session._box._process.kill()
     with pytest.raises(SandboxError):
-        env.step(run("x"))
+        env.step(run("import time; time.sleep(5)"))  # it cannot answer before it is dead
     trajectory = token_env.trajectory(uid="u", env_id="arithmetic", attempt=0, outcome=Outcome.error("sandbox"))
     assert trajectory.score is None
     token_env.reset()

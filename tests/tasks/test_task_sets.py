@@ -128,3 +128,12 @@ def test_mathematics_reads_files(tmp_path: Path) -> None:
     path.write_text(r'{"id": "m-1", "problem": "Solve \\(x=1\\).", "answer": "1", "difficulty": 4.5}', encoding="utf-8")
     assert list(math_tasks(path)) == [Task(id="m-1", prompt=r"Solve \(x=1\).", answer="1", info={"difficulty": 4.5})]
     assert math_tasks(path).name == "train"
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [{"problem": "a"}])
+    first = load_tasks(path)
+    assert load_tasks(path) is first
+    write_jsonl(path, [{"problem": "ab"}])
+    assert load_tasks(path)[0].prompt == "ab"
