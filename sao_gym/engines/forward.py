@@ -25,6 +25,7 @@ class CachedModel:
 
     def __init__(self, model: Any, context_length: int) -> None:
         self.model = model.eval()
+        _take_masks(model)
         self.context_length = context_length
         self._layer_types = layer_types(model, context_length)
         self._window = int(getattr(model.config, "sliding_window", None) or 0)
@@ -115,6 +116,15 @@ class CachedModel:
                 f"{type(self.model).__name__} gives other logits with cached keys and values (gap {gap:.3g}, "
                 f"allowed {allowed:.3g}); the local engine cannot serve it"
             )
+
+
+def _take_masks(model: Any) -> None:
+    # kernels for packed documents ignore masks; a learner's copy may come with one
+    if getattr(model.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        try:
+            model.set_attn_implementation("sdpa")
+        except (ValueError, ImportError):
+            model.set_attn_implementation("eager")
 
 
 def layer_types(model: Any, context_length: int) -> frozenset[str]:

@@ -5,13 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sao_gym.engines.decoder import Decoder
 from sao_gym.engines.forward import CachedModel
 from sao_gym.errors import EngineError, ModelError
-from sao_gym.models import stop_ids, tiny_qwen3
+from sao_gym.models import copy_model, stop_ids, tiny_qwen3
 from sao_gym.protocols import Generation, Sampling
 from sao_gym.stream import StopReason
+from sao_gym.trainer.attention import use_packed_attention
 
 VOCAB = 40
 RNG = np.random.default_rng(0)
@@ -271,3 +273,27 @@ def test_a_model_that_ignores_its_cache_is_refused(
     monkeypatch.setattr(SlotWindow, "_write", lambda self, stored, new: new.expand(-1, -1, self._length, -1))
     with pytest.raises(ModelError, match="other logits"):
         CachedModel(model, 64)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "mixed_sliding"])
+def test_engine_and_learner_agree_at_lag_0(kind: str, make_model: Any, drain: Any) -> None:
+    """Trap 8 with the learner's own attention over packed documents, in train mode (trap 30)."""
+    learner = make_model(kind)
+    use_packed_attention(learner)
+    learner.train()
+    decoder = decoder_of(copy_model(learner), max_slots=4)
+    requests = [decoder.add(p, Sampling(max_tokens=40, temperature=0.7, seed=i)) for i, p in enumerate(PROMPTS)]
+    generations = drain(decoder, requests)
+    lengths = [len(request.ids) for request in requests]
+    with torch.no_grad():
+        logits = learner(
+            input_ids=torch.tensor([[t for request in requests for t in request.ids]]),
+            position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
+            cu_seq_lens_q=torch.tensor([0, *np.cumsum(lengths)]),
+            use_cache=False,
+        ).logits[0]
+    for request, generation, end in zip(requests, generations, np.cumsum(lengths), strict=True):
+        n = len(generation.token_ids)
+        logprobs = torch.log_softmax(logits[end - n - 1 : end - 1] / 0.7, dim=-1)
+        exact = logprobs.gather(1, torch.tensor(request.ids[-n:])[:, None])[:, 0].numpy()
+        assert np.abs(exact - generation.logprobs).max() < 1e-4
