@@ -42,6 +42,7 @@ class Box:
         self._work = work
         self._received = bytearray()
         self._calls = 0
+        self._pending: asyncio.Future[Reply] | None = None
         self.is_broken = False
 
     @classmethod
@@ -107,15 +108,26 @@ class Box:
         for `reset` alone, and broken if the request was only half sent.
         """
         self._calls += 1
-        number = self._calls
+        self._pending = asyncio.ensure_future(self._exchange({**header, "id": self._calls}, body))
         try:
-            return await asyncio.wait_for(self._exchange({**header, "id": number}, body), timeout_s)
+            return await asyncio.wait_for(self._pending, timeout_s)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise SandboxError("a sandbox was closed while a cell ran in it") from None
         except TimeoutError:
             self.is_broken = True
             raise SandboxError(f"a sandbox did not answer '{header['op']}' within {timeout_s:g} s") from None
         except (OSError, ValueError, KeyError) as error:
             self.is_broken = True
             raise SandboxError(f"a sandbox ended or broke its protocol ({error})") from error
+
+    async def abandon(self) -> None:
+        """Give up on the call under way, if there is one: who waits for it gets a SandboxError."""
+        if self._pending is not None and not self._pending.done():
+            self._pending.cancel()
+            await asyncio.wait({self._pending})
 
     async def _exchange(self, header: Mapping[str, Any], body: bytes) -> Reply:
         text = json.dumps(header).encode()
@@ -152,6 +164,7 @@ class Box:
 
     async def reset(self) -> bool:
         """End what runs inside and empty its folders; false if the box is not as good as new."""
+        await self.abandon()
         if self.is_broken:
             return False
         try:
@@ -163,6 +176,7 @@ class Box:
     async def close(self) -> None:
         """End the box and everything inside; idempotent."""
         self.is_broken = True
+        await self.abandon()
         self._channel.close()
         try:
             if not await self._wait_exit(EXIT_TIMEOUT_S):

@@ -35,22 +35,25 @@ class PythonSession:
         self._pool = pool
         self._box: Box | None = box
         self._is_cancelled = False
+        self._turn = asyncio.Lock()
 
     async def run(self, code: str, timeout_s: float | None = None) -> CellResult:
         """Run one cell, at most `timeout_s` (the pool's limit by default, which also caps it).
 
-        Raises SandboxError if the sandbox itself failed, if the session is closed, or if an earlier cell was cancelled.
+        Cells of one session run one after another. Raises SandboxError if the sandbox itself failed, if the session
+        is closed, or if an earlier cell was cancelled.
         """
-        if self._box is None or self._is_cancelled:
-            raise SandboxError("this Python session is closed; lease another one")
+        async with self._turn:
+            if self._box is None or self._is_cancelled:
+                raise SandboxError("this Python session is closed; lease another one")
+            return await self._run_in(self._box, code, timeout_s)
+
+    async def _run_in(self, box: Box, code: str, timeout_s: float | None) -> CellResult:
         limits = self._pool.limits
         limit_s = min(timeout_s or limits.cell_timeout_s, limits.cell_timeout_s)
+        header = {"op": "run", "timeout_s": limit_s}
         try:
-            reply = await self._box.call(
-                {"op": "run", "timeout_s": limit_s},
-                code.encode("utf-8", "replace"),
-                timeout_s=limit_s + GRACE_S,
-            )
+            reply = await box.call(header, code.encode("utf-8", "replace"), timeout_s=limit_s + GRACE_S)
         except asyncio.CancelledError:
             self._is_cancelled = True
             raise

@@ -368,6 +368,26 @@ async def test_cancelled_cell_leaves_nothing_and_the_box_is_used_again() -> None
         assert (await second.run("1")).output == "1\n"
 
 
+@pytest.mark.parametrize("closes_pool", [False, True])
+async def test_close_in_the_middle_of_a_cell(closes_pool: bool) -> None:
+    async with PythonPool(LIMITS, size=1) as pool:
+        first = await pool.lease()
+        running = asyncio.ensure_future(first.run("import time; time.sleep(60)"))
+        await asyncio.sleep(0.1)
+        await (pool if closes_pool else first).close()
+        with pytest.raises(SandboxError, match="closed while"):
+            await running
+        if not closes_pool:
+            assert (await (await pool.lease()).run("1")).output == "1\n"
+
+
+async def test_cells_of_one_session_run_one_after_another(session: PythonSession) -> None:
+    await session.run("seen = []")
+    cells = (session.run(f"import time; time.sleep(0.02); seen.append({n})") for n in range(5))
+    await asyncio.gather(*cells)
+    assert (await session.run("seen")).output == "[0, 1, 2, 3, 4]\n"
+
+
 async def test_nothing_leaks() -> None:
     def figures() -> tuple[int, int, list[str]]:
         mounts = len(Path("/proc/self/mounts").read_text().splitlines())
