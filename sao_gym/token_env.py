@@ -2,8 +2,8 @@
 
 `reset` returns the prompt's ids, `step` takes what an engine sampled and returns the ids to append. Invariants:
 - sampled ids are kept as they are; only new messages are ever rendered.
-- a generation cut by a limit ends the episode, with the limit that cut it as the reason.
-- an observation that leaves no room for another action ends it too; one that does not fit is left out and counted.
+- a generation cut by a limit ends the episode, with the limit that cut it as the reason; so does an observation that
+  leaves no room for another action.
 - wrappers between this one and the environment are never bypassed.
 
 Example:
@@ -17,21 +17,21 @@ Example:
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
-from sao_gym.agent_env import AgentEnv, with_shares
-from sao_gym.budgets import Budgets, Limit
-from sao_gym.errors import EngineError, EpisodeError
+from sao_gym.agent_env import AgentEnv
+from sao_gym.budgets import Budgets
+from sao_gym.errors import EpisodeError
 from sao_gym.loops import Caller, drive, inline, offload
 from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Generation
 from sao_gym.spaces import Generations, TokenIds
-from sao_gym.stream import Ids, Outcome, Score, Segment, StopReason, TokenStream, Trajectory, TruncationReason
+from sao_gym.stream import Ids, Outcome, Score, TokenStream, Trajectory, TruncationReason
+from sao_gym.token_episode import TokenEpisode
 
 TokenStep = tuple[Ids, float, bool, bool, dict[str, Any]]
 MessageStep = tuple[tuple[Message, ...], SupportsFloat, bool, bool, dict[str, Any]]
@@ -63,27 +63,27 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
     @property
     def stream(self) -> TokenStream:
         """The episode so far."""
-        return self._stream
+        return self._episode.stream
 
     @property
     def token_ids(self) -> Ids:
         """All ids so far [T]: the next request's prompt."""
-        return self._stream.token_ids
+        return self._episode.stream.token_ids
 
     @property
     def outcome(self) -> Outcome | None:
         """How the episode ended, None while it goes on."""
-        return self._outcome
+        return self._episode.outcome
 
     @property
     def score(self) -> Score | None:
         """The episode's score, None while it goes on or where the verdict comes later."""
-        return self._score
+        return self._episode.score
 
     @property
     def next_max_tokens(self) -> int:
         """Most tokens that the next action may sample; 0 after the end."""
-        return 0 if self._outcome else self._limit().max_tokens
+        return 0 if self.outcome else self._episode.limit().max_tokens
 
     @property
     def is_async(self) -> bool:
@@ -111,17 +111,17 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
 
     def step(self, action: Generation) -> TokenStep:
         """Append what was sampled, let the environment answer, append the answer. Raises EngineError, ResetNeeded."""
-        message, reason = self._take(action)
-        return drive(self._settle(inline, self._below.step(message), reason))
+        message, cut = self._episode.act(action)
+        return drive(self._settle(inline, self._below.step(message), cut))
 
     async def step_async(self, action: Generation) -> TokenStep:
         """`step` for a caller that has other episodes to go on with."""
-        message, reason = self._take(action)
+        message, cut = self._episode.act(action)
         if agent := self._awaited:
             result: MessageStep = await agent.step_async(message)
         else:
             result = await asyncio.to_thread(self._below.step, message)
-        return await self._settle(offload, result, reason)
+        return await self._settle(offload, result, cut)
 
     def finish(self, reason: str) -> Score | None:
         """End the episode because a budget outside ended it (`TruncationReason`), graded as it stands; idempotent."""
@@ -157,19 +157,19 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
 
         `outcome` overrides the environment's own: an `error` has no score.
         """
-        outcome = outcome or self._outcome
+        outcome = outcome or self.outcome
         if outcome is None:
             raise ResetNeeded("the episode is not over; step or finish it, or say its outcome")
         problems = getattr(self._below.unwrapped, "call_problems", {})
         own: dict[str, Any] = {"call_problems": dict(problems)}
-        if self._dropped:
-            own["dropped_observation_tokens"] = self._dropped
+        if self._episode.dropped:
+            own["dropped_observation_tokens"] = self._episode.dropped
         record = Trajectory(
             uid=uid,
             task_id=self._task_id(),
             env_id=env_id,
             attempt=attempt,
-            streams=(self._stream,),
+            streams=(self.stream,),
             outcome=outcome,
             group_id=group_id,
             admitted_version=admitted_version,
@@ -177,7 +177,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             seed=seed,
             info={**own, **(info or {})},
         )
-        return record if outcome.is_error or self._score is None else record.scored(self._score)
+        return record if outcome.is_error or self.score is None else record.scored(self.score)
 
     # Parts of a step
 
@@ -205,140 +205,60 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
 
     def _clear(self) -> None:
         """Forget the last episode first: whatever interrupts a reset, nothing of it can be taken for the next."""
-        self._stream = TokenStream()
-        self._rewards: list[float] = []
-        self._outcome: Outcome | None = None
-        self._score: Score | None = None
-        self._dropped = 0
+        self._episode = TokenEpisode(self.chat, self.budgets, self.context_length)
         self._reset_info: dict[str, Any] = {}
 
     def _begin(self, messages: Sequence[Message], info: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
         tools = getattr(self._below.unwrapped, "tools", ())
-        prompt = Segment.observation(self.chat.prompt(messages, tools))
-        self._stream = TokenStream(segments=(prompt,))
         self._reset_info = dict(info)
-        over = self.budgets.exhausted(used=len(prompt), context_length=self.context_length)
+        over = self._episode.begin(self.chat.prompt(messages, tools))
         if over is not None:
             raise EpisodeError(
-                f"the prompt of task {self._task_id()!r} holds {len(prompt)} tokens and leaves no room for an answer "
-                f"({over}); raise that budget or leave the task out",
+                f"the prompt of task {self._task_id()!r} holds {len(self.stream)} tokens and leaves no room for an "
+                f"answer ({over}); raise that budget or leave the task out",
                 kind="prompt_too_long",
             )
-        return prompt.token_ids, info
-
-    def _limit(self) -> Limit:
-        return self.budgets.limit(used=len(self._stream), context_length=self.context_length)
-
-    def _take(self, action: Generation) -> tuple[Message, TruncationReason | None]:
-        """Append an action. Returns what it says, and the limit that cut it."""
-        if self._outcome is not None or not self._stream.segments:
-            raise ResetNeeded("the episode is over (or has not begun); call reset() before step()")
-        limit = self._limit()
-        if len(action.token_ids) > limit.max_tokens:
-            raise EngineError(
-                f"the engine sampled {len(action.token_ids)} tokens where at most {limit.max_tokens} were allowed"
-            )
-        reason = _cut_by(action, limit)
-        segment = Segment.action(
-            action.token_ids,
-            logprobs=action.logprobs,
-            versions=action.versions,
-            temperature=action.temperature,
-            stop=action.stop,
-            extras=action.extras,
-        )
-        self._stream = self._stream.append(segment)
-        if len(segment) or not self._rewards:  # an empty action earns nothing of its own
-            self._rewards.append(0.0)
-        return self.chat.parse(segment.token_ids, is_truncated=reason is not None), reason
+        return self.token_ids, info
 
     async def _settle(self, call: Caller, result: MessageStep, cut: TruncationReason | None) -> TokenStep:
         """Append the answer and decide how things stand."""
         messages, reward, terminated, truncated, info = result
-        self._rewards[-1] += float(reward)
+        self._episode.rewards[-1] += float(reward)
+        outcome: Outcome | None = None
         if cut is not None:
-            outcome: Outcome | None = Outcome.truncated(cut)
+            outcome = Outcome.truncated(cut)
         elif terminated:
             outcome = Outcome.terminated()
         elif truncated:
             outcome = Outcome.truncated(info.get("truncation_reason", TruncationReason.TURNS))
-        else:
-            outcome = None
-        observation = Segment.observation([])
-        if messages or outcome is None:
-            observation, over = self._observe(messages)
-            outcome = outcome or over
-        if outcome is None and self.budgets.max_turns and len(self._rewards) >= self.budgets.max_turns:
-            outcome = Outcome.truncated(TruncationReason.TURNS)
-        info = dict(info)
-        if outcome is not None:
-            extra = await self._end(call, outcome, info)
-            reward = float(reward) + extra
-        is_truncated = outcome is not None and outcome.is_truncated
-        return (
-            observation.token_ids,
-            float(reward),
-            outcome is not None and not is_truncated,
-            is_truncated,
-            info,
-        )
+        ids, outcome = self._episode.answer(messages, outcome)
+        if outcome is None:
+            return ids, float(reward), False, False, dict(info)
+        info, extra = await self._end(call, outcome, info)
+        return ids, float(reward) + extra, not outcome.is_truncated, outcome.is_truncated, info
 
-    def _observe(self, messages: Sequence[Message]) -> tuple[Segment, Outcome | None]:
-        last_id = int(self._stream.token_ids[-1])
-        segment = Segment.observation(self.chat.bridge(messages, last_id=last_id))
-        used = len(self._stream) + len(segment)
-        over = self.budgets.exhausted(used=used, context_length=self.context_length)
-        limits = [n for n in (self.budgets.max_tokens_per_episode, self.context_length) if n is not None]
-        if limits and used > min(limits):
-            self._dropped += len(segment)
-            segment = Segment.observation([])
-        if len(segment):
-            self._stream = self._stream.append(segment)
-        return segment, Outcome.truncated(over) if over else None
-
-    async def _end(self, call: Caller, outcome: Outcome, info: dict[str, Any]) -> float:
-        """Record the outcome and the score; returns what the last action earns beyond its step's reward."""
-        self._outcome = outcome
-        if outcome.is_truncated:
-            info["truncation_reason"] = outcome.reason
-        if self._dropped:
-            info["dropped_observation_tokens"] = self._dropped
-        agent, extra = self._agent, 0.0
+    async def _end(self, call: Caller, outcome: Outcome, info: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """Record outcome and score. Returns the last info, and what the last action earns beyond its step's reward."""
+        episode, agent, extra = self._episode, self._agent, 0.0
+        score: Score | None = info.get("score")
         if "score" not in info and agent is not None:
             paid = agent.episode_return
-            finish = agent.finish_async if call is offload else agent.finish
-            info["score"] = await call(finish, outcome.reason or "")
+            score = await call(agent.finish_async if call is offload else agent.finish, outcome.reason or "")
             extra = agent.episode_return - paid
-            self._rewards[-1] += extra
-        self._score = info["score"] = self._scored(info.get("score"))
-        return extra
-
-    def _scored(self, score: Score | None) -> Score | None:
-        """The score whose value the rewards sum to, as the wrappers in between left them."""
-        value = sum(self._rewards)
-        if score is None:
-            if self._agent is not None:
-                return None
-            return with_shares(Score(value=value, passed=value > 0, detail="sum of rewards"), self._rewards)
-        if abs(value - score.value) <= 1e-6:
-            fits = not score.per_action or len(score.per_action) == len(self._rewards)
-            return with_shares(score if fits else replace(score, per_action=()), self._rewards)
-        return with_shares(replace(score, value=value, per_action=()), self._rewards)
+            episode.rewards[-1] += extra
+        episode.end(outcome, score, is_late=agent is not None)
+        last: dict[str, Any] = {**info, "score": episode.score}
+        if outcome.is_truncated:
+            last["truncation_reason"] = outcome.reason
+        if episode.dropped:
+            last["dropped_observation_tokens"] = episode.dropped
+        return last, extra
 
     async def _finish(self, call: Caller, reason: str) -> Score | None:
-        if not self._stream.segments:
+        if not self._episode.has_begun:
             raise ResetNeeded("there is no episode to finish; call reset() first")
-        if self._outcome is None:
-            if not self._rewards:
-                self._rewards.append(0.0)
+        if self.outcome is None:
+            if not self._episode.rewards:
+                self._episode.rewards.append(0.0)
             await self._end(call, Outcome.truncated(reason), {})
-        return self._score
-
-
-def _cut_by(action: Generation, limit: Limit) -> TruncationReason | None:
-    """The limit that cut an action. One cut short of what it might hold had a smaller cap per turn asked for."""
-    if action.stop is StopReason.ABORT:
-        return TruncationReason.WALL_CLOCK
-    if action.stop is not StopReason.LENGTH:
-        return None
-    return limit.reason if len(action.token_ids) >= limit.max_tokens else TruncationReason.TURN_TOKENS
+        return self.score

@@ -55,6 +55,7 @@ class Python(ToolEnv):
             **kwargs,
         )
         self.log: list[str] = []
+        self.waits = asyncio.Event()
         self.answer = "1"
 
     def python(self, code: str) -> str:
@@ -402,7 +403,7 @@ class Waiting(Hints):
         return reply
 
 
-async def cancelled(work: Any, inner: Waiting) -> None:
+async def cancelled(work: Any, inner: Any) -> None:
     task = asyncio.ensure_future(work)
     await inner.waits.wait()
     task.cancel()
@@ -436,3 +437,27 @@ async def test_an_interrupted_reset_leaves_nothing_of_the_last_episode() -> None
         await env.finish_async("wall_clock")
     with pytest.raises(ResetNeeded):
         record(env)
+
+
+class Ungraded(Python):
+    """Its first verdict never comes."""
+
+    grades = 0
+
+    async def grade(self) -> Score:  # type: ignore[override]
+        self.grades += 1
+        if self.grades == 1:
+            self.waits.set()
+            await asyncio.Event().wait()
+        score: Score = super().grade()
+        return score
+
+
+async def test_an_interrupted_verdict_is_asked_for_again() -> None:
+    inner = Ungraded()
+    env = TokenEnv(inner, CHAT, Budgets(max_turns=1))
+    await env.reset_async(seed=0)
+    await cancelled(env.step_async(generation("2" + RUN)), inner)
+    assert env.outcome is None
+    assert await env.finish_async("wall_clock") == Score(value=1.0, passed=True)
+    assert record(env).outcome == Outcome.truncated("wall_clock")
