@@ -1,7 +1,9 @@
 """The house: what is packaged, which way imports point, where time comes from, that shipped text and files work."""
 
 import ast
+import dataclasses
 import fnmatch
+import importlib
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ from types import MappingProxyType
 import pytest
 
 from sao_gym import config as conf
+from sao_gym.commands.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 ROOMS = MappingProxyType(
@@ -244,14 +247,32 @@ def test_wheel_imports_without_the_checkout(built: Path, tmp_path: Path) -> None
     assert done.stdout.strip() == str(tmp_path / "sao_gym/trainer/advantages.py")
 
 
-def test_every_shipped_toml_parses() -> None:
-    # trap 23
-    from sao_gym.trainer.config import TrainConfig
+PRESET_CLASSES = MappingProxyType({"_sft": "sao_gym.commands.sft:SftConfig", "": "sao_gym.trainer.config:TrainConfig"})
 
-    for path, place in source_files("*.toml"):
-        assert place.startswith("sao_gym/trainer/presets/"), f"no configuration class is known for {place}"
-        resolved = conf.resolve(TrainConfig, preset=path)
-        assert conf.Origin.PRESET in resolved.origins.values()
+
+@pytest.mark.parametrize("path", [path for path, _ in source_files("*.toml")], ids=lambda path: path.stem)
+def test_every_shipped_toml_parses(path: Path) -> None:
+    # trap 23: the end of a preset's name says which command it is for.
+    assert path.parent == ROOT / "trainer" / "presets"
+    suffix = next(suffix for suffix in PRESET_CLASSES if path.stem.endswith(suffix))
+    module, _, name = PRESET_CLASSES[suffix].partition(":")
+    cls = getattr(importlib.import_module(module), name)
+    required = [leaf for leaf in conf.Schema.of(cls).settings.values() if leaf.default is dataclasses.MISSING]
+    flags = [word for leaf in required for word in (leaf.flag, "given")]
+    resolved = conf.resolve(cls, preset=path, overrides=flags)
+    assert conf.Origin.PRESET in resolved.origins.values()
+
+
+def test_every_command_is_in_the_table() -> None:
+    table = {entry.name: entry.target.partition(":")[0] for entry in COMMANDS}
+    shims = {
+        name.removeprefix("sao_gym."): [target for target in imports_of(path) if "commands" in target]
+        for name, path in modules().items()
+        if floor(name) == 6
+    }
+    assert shims
+    for name, targets in shims.items():
+        assert targets == [table[name]]
 
 
 def blocks(text: str, language: str) -> list[str]:
