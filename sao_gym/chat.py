@@ -22,6 +22,7 @@ from sao_gym.protocols import Chat
 from sao_gym.renderer_chat import RendererChat
 from sao_gym.template_chat import TemplateChat
 from sao_gym.template_verdict import TemplateProblem, TemplateVerdict, template_verdict
+from sao_gym.text_codec import TextCodec
 from sao_gym.tokenizer import END
 
 __all__ = ["ChatKind", "TemplateProblem", "TemplateVerdict", "make_chat", "template_verdict"]
@@ -43,26 +44,27 @@ def make_chat(
     """
     if kind not in get_args(ChatKind):
         raise ConfigError(f"chat kind must be one of {', '.join(get_args(ChatKind))}, got {kind!r}")
+    codec = TextCodec.of(tokenizer)
     if kind == "own":
-        return OwnChat(tokenizer, describe_tools=describe_tools)
+        return OwnChat(codec, describe_tools=describe_tools)
     if kind == "template":
-        return TemplateChat(tokenizer)
-    if kind == "auto" and family is None and END in tokenizer.get_vocab():
-        return OwnChat(tokenizer, describe_tools=describe_tools)
-    family = family or find_family(tokenizer)
+        return TemplateChat(codec)
+    if kind == "auto" and family is None and codec.control_id(END) is not None:
+        return OwnChat(codec, describe_tools=describe_tools)
+    family = family or find_family(codec)
     if family is not None:
-        return RendererChat(tokenizer, family)
+        return RendererChat(codec, family)
     if kind == "renderer":
         raise ModelError("no family of the renderers library fits this tokenizer; name one or use kind 'template'")
-    return _fallback(tokenizer, describe_tools)
+    return _fallback(codec, describe_tools)
 
 
-def _fallback(tokenizer: Any, describe_tools: bool) -> Chat:
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if has_template and template_verdict(tokenizer).supports_tools:
-        return TemplateChat(tokenizer)
+def _fallback(codec: TextCodec, describe_tools: bool) -> Chat:
+    has_template = bool(getattr(codec.tokenizer, "chat_template", None))
+    if has_template and template_verdict(codec).supports_tools:
+        return TemplateChat(codec)
     try:
-        return OwnChat(tokenizer, describe_tools=describe_tools)
+        return OwnChat(codec, describe_tools=describe_tools)
     except ModelError:
         if not has_template:
             raise
@@ -71,4 +73,4 @@ def _fallback(tokenizer: Any, describe_tools: bool) -> Chat:
             "name a family of the renderers library to get them",
             stacklevel=3,
         )
-        return TemplateChat(tokenizer)
+        return TemplateChat(codec)

@@ -18,6 +18,7 @@ from sao_gym.errors import ModelError
 from sao_gym.messages import Message, ToolCall, ToolSpec
 from sao_gym.renderer_chat import RendererChat, families
 from sao_gym.template_chat import TemplateChat
+from sao_gym.text_codec import TextCodec
 
 _CALL = ToolCall(id="call_0", name="probe", arguments={"text": "é", "flags": [True, None], "nested": {"b": 1}})
 _TOOL = ToolSpec(
@@ -41,14 +42,20 @@ def find_family(tokenizer: Any) -> str | None:
         wanted = [template.prompt(messages, tools) for messages, tools in _PROBES]
     except ModelError:
         return None
-    named = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
-    candidates = sorted(families(), key=lambda family: family != named)
-    return next((family for family in candidates if _agrees(tokenizer, family, wanted)), None)
+    named = MODEL_RENDERER_MAP.get(getattr(template.codec.tokenizer, "name_or_path", ""))
+    fitting = (family for family in families() if _may_fit(template.codec, family))
+    candidates = sorted(fitting, key=lambda family: family != named)
+    return next((family for family in candidates if _agrees(template.codec, family, wanted)), None)
 
 
-def _agrees(tokenizer: Any, family: str, wanted: list[Any]) -> bool:
+def _may_fit(codec: TextCodec, family: str) -> bool:
+    # Making this one loads a vocabulary of its own from the network: only where it can be meant.
+    return family != "gpt-oss" or codec.control_id("<|channel|>") is not None
+
+
+def _agrees(codec: TextCodec, family: str, wanted: list[Any]) -> bool:
     try:
-        chat = RendererChat(tokenizer, family)
+        chat = RendererChat(codec, family)
         given = [chat.prompt(messages, tools) for messages, tools in _PROBES]
     except Exception:  # a family that cannot even render a probe is not this tokenizer's
         return False

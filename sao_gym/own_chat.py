@@ -40,10 +40,10 @@ class OwnChat:
     """The protocol `Chat` in our own template, for any tokenizer that has our control tokens or ChatML's."""
 
     def __init__(self, tokenizer: Any, *, describe_tools: bool = True) -> None:
-        self.codec = TextCodec(tokenizer)
+        self.codec = TextCodec.of(tokenizer)
         self.describe_tools = describe_tools
         self._turns = _find_turns(self.codec)
-        eos = tokenizer.eos_token_id
+        eos = self.codec.tokenizer.eos_token_id
         is_other = eos in self.codec.control_ids and eos != self._turns.end
         self._stops = (self._turns.end, int(eos)) if is_other else (self._turns.end,)
         self._reader = MarkerReader(self.codec)

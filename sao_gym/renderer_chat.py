@@ -44,7 +44,7 @@ class RendererChat:
     """The protocol `Chat` for one family of `renderers`."""
 
     def __init__(self, tokenizer: Any, family: str) -> None:
-        self.codec = TextCodec(tokenizer)
+        self.codec = TextCodec.of(tokenizer)
         self.family = family
         self._renderer = _make_renderer(_GuardedTokenizer(self.codec), family)
         self._opening = self._renderer.render_ids([{"role": "user", "content": "."}], add_generation_prompt=True)
@@ -63,11 +63,14 @@ class RendererChat:
         return self._stops
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Ids:
-        """The conversation as ids, up to where the assistant begins to write."""
+        """The conversation as ids, up to where the assistant begins to write. Raises ModelError."""
         records = [guarded_record(message, self.codec) for message in messages]
         self._tools.update((tool.name, tool_to_openai(tool)) for tool in tools)
         offered = [self.codec.guard_all(tool_to_openai(tool)) for tool in tools] or None
-        ids = self._renderer.render_ids(records, tools=offered, add_generation_prompt=True)
+        try:
+            ids = self._renderer.render_ids(records, tools=offered, add_generation_prompt=True)
+        except Exception as error:  # the library raises whatever comes on an order of roles it does not know
+            raise ModelError(f"the {self.family} renderer failed on {_roles(messages)}: {error}") from error
         return np.asarray(ids, dtype=np.int32)
 
     def bridge(self, messages: Sequence[Message], *, last_id: int) -> Ids:
@@ -83,8 +86,7 @@ class RendererChat:
             before = [*self._opening, *said]
             if bridged is not None and bridged.token_ids[: len(before)] == before:
                 return np.asarray(bridged.token_ids[len(before) :], dtype=np.int32)
-        roles = ", ".join(message.role for message in messages)
-        raise ModelError(f"the {self.family} renderer cannot continue with messages of roles: {roles}")
+        raise ModelError(f"the {self.family} renderer cannot continue with {_roles(messages)}")
 
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The message that sampled ids say; text that the library fails on is a call that cannot be read."""
@@ -132,6 +134,10 @@ class _GuardedTokenizer:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._codec.tokenizer, name)
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    return f"messages of roles {', '.join(message.role for message in messages) or 'none'}"
 
 
 def families() -> tuple[str, ...]:

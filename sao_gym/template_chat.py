@@ -30,9 +30,9 @@ class TemplateChat:
     """The protocol `Chat` over `tokenizer.chat_template`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+        self.codec = TextCodec.of(tokenizer)
+        if not getattr(self.codec.tokenizer, "chat_template", None):
             raise ModelError("the tokenizer has no chat template; use kind 'own' or another checkpoint")
-        self.codec = TextCodec(tokenizer)
         self._close = self._after_sentinel(self._render(_sentinel_turn(()), (), opens=False))
         self._stops = self._find_stops()
         opening = self._render([Message.user(".")], (), opens=True)

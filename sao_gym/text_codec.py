@@ -11,7 +11,6 @@ Example:
     array([2, 31, 95, 72, 81, 71, 95, 33, 1], dtype=int32)
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,6 +43,11 @@ class TextCodec:
         spelled = "|".join(re.escape(text) for text in texts) or r"(?!)"
         self._anywhere = re.compile(f"(?={spelled})")
         self._control_pattern = re.compile(f"({spelled})")
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "TextCodec":
+        """`tokenizer` itself if it is a codec already, else a new one."""
+        return tokenizer if isinstance(tokenizer, cls) else cls(tokenizer)
 
     def control_id(self, text: str) -> int | None:
         """Id of the control token spelled `text`, None where the tokenizer has none."""
@@ -106,9 +110,7 @@ class TextCodec:
     def decode(self, token_ids: Iterable[int] | Ids) -> str:
         """Text of ids, control tokens spelled out; ids outside the vocabulary are left out."""
         known = [int(i) for i in token_ids if 0 <= int(i) < self._n_ids]
-        return str(
-            self.tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _control_tokens(tokenizer: Any) -> dict[str, int]:
@@ -120,11 +122,12 @@ def _control_tokens(tokenizer: Any) -> dict[str, int]:
 def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
     # `split_special_tokens` is not enough: it spares added tokens that are not flagged special, such as the
     # `<think>` and `<tool_call>` of Qwen3.
-    state = json.loads(backend.to_str())
-    state["added_tokens"] = []
-    state["post_processor"] = None
-    state["truncation"] = state["padding"] = None
-    return Tokenizer.from_str(json.dumps(state))
+    plain = Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        plain.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        plain.pre_tokenizer = backend.pre_tokenizer
+    return plain
 
 
 def _unmark(text: str) -> tuple[str, frozenset[int]]:
