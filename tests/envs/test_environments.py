@@ -16,9 +16,9 @@ from sao_gym.envs.python_tool import Sandboxes
 from sao_gym.errors import SandboxError
 from sao_gym.messages import Message, ToolCall
 from sao_gym.own_chat import OwnChat
-from sao_gym.protocols import Task
+from sao_gym.protocols import Generation, Task
 from sao_gym.registry import make
-from sao_gym.stream import Outcome
+from sao_gym.stream import Outcome, StopReason
 from sao_gym.tasks.arithmetic import arithmetic_tasks, demonstrate
 from sao_gym.tokenizer import train_tokenizer
 
@@ -225,4 +225,24 @@ def test_a_policy_that_kills_its_python_gets_an_observation(sandboxes: Sandboxes
     assert not truncated
     assert env.step(run("1+1"))[0][0].content == "2"
     assert env.step("\\boxed{2}")[1] == 1.0
+    env.close()
+
+
+def test_a_time_limit_of_gymnasiums_make_is_a_truncation_by_turns(sandboxes: Sandboxes) -> None:
+    """Case EN-02 (b)."""
+    env = TokenEnv(gymnasium.make(IDS["arithmetic"], max_episode_steps=2, sandboxes=sandboxes), CHAT)
+    env.reset(seed=0)
+    for is_last in (False, True):
+        ids = CHAT.write(run("1"))
+        sampled = Generation(
+            token_ids=ids,
+            logprobs=np.full(len(ids), -0.1, dtype=np.float32),
+            versions=np.zeros(len(ids), dtype=np.int32),
+            stop=StopReason.STOP,
+            temperature=1.0,
+        )
+        observation, _, terminated, truncated, _ = env.step(sampled)
+        assert len(observation)
+        assert (terminated, truncated) == (False, is_last)
+    assert env.trajectory(uid="u", env_id="arithmetic", attempt=0).outcome == Outcome.truncated("turns")
     env.close()
