@@ -1,14 +1,23 @@
-"""Fixtures that every part of the suite shares."""
+"""Fixtures that every part of the suite shares, and what decides which special tests this machine can run."""
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden" / "golden.json"
+
+# A busy machine is not a bug, so examples have no deadline. HYPOTHESIS_PROFILE=thorough looks far longer.
+settings.register_profile("fast", deadline=None)
+settings.register_profile("thorough", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +34,24 @@ def data_dir() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("set SAO_GYM_DATA to the folder of shared models and data")
     return Path(folder)
+
+
+@cache
+def missing(marker: str) -> str | None:
+    """Why tests of this marker cannot run here, None where they can."""
+    if marker == "docker":
+        if shutil.which("docker") is None:
+            return "no docker program"
+        asked = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=30)
+        return None if asked.returncode == 0 else "no Docker engine answers"
+    if marker == "gpu":
+        import torch
+
+        return None if torch.cuda.is_available() else "no CUDA device"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in ("docker", "gpu"):
+        if item.get_closest_marker(marker) and (reason := missing(marker)):
+            pytest.skip(reason)
