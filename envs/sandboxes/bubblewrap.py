@@ -142,7 +142,10 @@ def bubblewrap_command(plan: BoxPlan) -> Iterator[tuple[Sequence[str], Sequence[
         argv += ["--ro-bind-data", str(program), "/worker.py"]
         if filter_program() is not None:
             argv += ["--seccomp", str(rules)]
-        argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+        # /proc too: where the host user is root, files of the kernel's settings would be the box's own to write.
+        for path in ("/proc", "/dev", "/"):
+            argv += ["--remount-ro", path]
+        argv += ["--chdir", "/tmp", "--"]
         argv += [python_program(), "-s", "-S", "-P", "/worker.py", plan.worker_config("/tmp")]
         if plan.drops_root:
             launcher = [python_program(), "-I", "-S", str(Path(__file__).with_name("launch.py"))]

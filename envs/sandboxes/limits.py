@@ -31,8 +31,10 @@ class SandboxLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
-                raise ConfigError(f"sandbox limit {field.name} is {value}; give a number above 0")
+            kind = int if field.type is int else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
+                expected = "a whole number" if kind is int else "a number"
+                raise ConfigError(f"sandbox limit {field.name} is {value!r}; give {expected} above 0")
 
 
 @dataclass(frozen=True, slots=True)

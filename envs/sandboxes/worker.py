@@ -214,6 +214,7 @@ class Session:
         self.done_fd = done_fd
         self.output_fd = output_fd
         self.exit: int | None = None
+        self.reason = ""
 
     def close(self) -> None:
         """Close the parent's ends."""
@@ -275,8 +276,12 @@ class Parent:
         poll = select.poll()
         poll.register(self.host, select.POLLIN)
         while not poll.poll(IDLE_WATCH_INTERVAL_S * 1000 if self.is_crowded else None):
-            if self.excess():
-                self.end_session()
+            self.reap()
+            reason = self.excess()
+            if reason and self.session is not None:
+                self.kill_all()  # the next cell finds its process dead and tells why
+                self.session.reason = reason
+                self.is_crowded = False
 
     # the session's process
 
@@ -520,7 +525,7 @@ class CellWatch:
         if not data:
             self.poll.unregister(self.session.done_fd)
             self.parent.wait_exit(self.session)
-            return "died", describe_exit(self.session.exit)
+            return "died", self.session.reason or describe_exit(self.session.exit)
         self.done += data
         while len(self.done) >= 4:
             (value,), self.done = struct.unpack(">I", self.done[:4]), self.done[4:]

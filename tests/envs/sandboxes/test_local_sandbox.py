@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,37 @@ async def test_no_host_files_and_no_writing_outside(session: PythonSession, tmp_
         output = (await session.run(f"open({path!r}, 'w')")).output
         assert "Read-only file system" in output or "FileNotFoundError" in output, (path, output)
     assert (await session.run("open('/tmp/x', 'w').write('ok')")).output == "2\n"
+
+
+@pytest.mark.parametrize("drops_root", [False, True])
+async def test_the_kernels_settings_are_out_of_reach(drops_root: bool) -> None:
+    async with PythonPool(LIMITS, size=1) as pool:
+        if os.geteuid() == 0:
+            pool._plan = replace(pool._plan, drops_root=drops_root)
+        session = await pool.lease()
+        assert (await session.run("import os; os.access('/proc/sys/kernel/core_pattern', os.W_OK)")).output == "False\n"
+        code = "[name for name in sorted(os.listdir('/')) if os.access('/' + name, os.W_OK)]"
+        assert (await session.run(code)).output == "['tmp']\n"
+        code = "[name for name in sorted(os.listdir('/dev')) if os.path.isdir('/dev/' + name) and os.access('/dev/' + name, os.W_OK)]"
+        assert (await session.run(code)).output == "['pts', 'shm']\n"  # a pseudo-terminal's folder takes no files
+
+
+async def test_the_number_of_files_is_bounded(session: PythonSession) -> None:
+    result = await session.run("i = 0\nwhile True:\n    open(f'/tmp/{i}', 'w').close()\n    i += 1")
+    assert result.died
+    assert "20000 files" in result.output
+    assert (await session.run("import os; os.listdir('/tmp')")).output == "[]\n"
+
+
+async def test_what_happens_between_cells_is_watched_and_told(session: PythonSession) -> None:
+    code = "import threading, time\ndef grow():\n    time.sleep(0.2)\n    global b\n    b = bytearray(b'x') * (150 << 20)\n"
+    code += "import os\nif os.fork() == 0:\n    grow()\n    time.sleep(60)\nthreading.Thread(target=grow).start()"
+    assert (await session.run(code)).output == ""
+    await asyncio.sleep(1.5)
+    result = await session.run("b")
+    assert result.died
+    assert "256 MiB" in result.output
+    assert (await session.run("1")).output == "1\n"
 
 
 async def test_files_are_bounded(session: PythonSession) -> None:
@@ -496,5 +528,9 @@ def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="processes is 0"):
         SandboxLimits(processes=0)
+    with pytest.raises(ConfigError, match="whole number"):
+        SandboxLimits(memory_bytes=1.5e9)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="startup_timeout_s is nan"):
+        SandboxLimits(startup_timeout_s=float("nan"))
     with pytest.raises(ConfigError, match="at least 1"):
         PythonPool(size=0)
