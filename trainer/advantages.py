@@ -61,9 +61,7 @@ def row_lengths(row: npt.ArrayLike) -> Ints64:
     """
     index = np.asarray(row, dtype=np.int64)
     if index.size and (index[0] != 0 or not np.isin(np.diff(index), (0, 1)).all()):
-        raise InvariantError(
-            "row indices must run 0, 0, .., 1, 1, ..: in one piece, in order, none without tokens"
-        )
+        raise InvariantError("row indices must run 0, 0, .., 1, 1, ..: in one piece, in order, none without tokens")
     return np.bincount(index)
 
 
@@ -76,9 +74,7 @@ def length_adaptive_lambda(lengths: npt.ArrayLike, alpha: float = 1.5) -> Floats
     """
     count = np.asarray(lengths, dtype=np.float64)
     if alpha <= 0 or (count < 1).any():
-        raise InvariantError(
-            f"lambda needs alpha > 0 and lengths of at least 1, got alpha {alpha}, {count.tolist()}"
-        )
+        raise InvariantError(f"lambda needs alpha > 0 and lengths of at least 1, got alpha {alpha}, {count.tolist()}")
     return np.clip(1.0 - 1.0 / (alpha * count), 0.0, 1.0)
 
 
@@ -154,22 +150,25 @@ def compute_stream_advantages(
     if credit == "chain":
         return compute_gae(v, r, n, gamma=gamma, lam=lam, bootstrap=bootstrap)
     if credit == "local":
-        after = np.where(
-            np.isin(piece_ends, row_ends), _per_row(bootstrap, n)[_owner(piece_ends, row_ends)], 0.0
-        )
+        after = np.where(np.isin(piece_ends, row_ends), _per_row(bootstrap, n)[_owner(piece_ends, row_ends)], 0.0)
         return compute_gae(v, r, pieces, gamma=gamma, lam=lam, bootstrap=after)
-    if credit != "compactionrl":
-        raise InvariantError(f"credit is chain, local or compactionrl, got {credit!r}")
-    decay = gamma * np.broadcast_to(np.asarray(lam, dtype=np.float64), n.shape)[_owner(piece_ends, row_ends)]
+    if credit == "compactionrl":
+        decay = gamma * np.broadcast_to(np.asarray(lam, dtype=np.float64), n.shape)
+        deltas = r + gamma * _next_values(v, n, _per_row(bootstrap, n)) - v
+        advantages = _faded_chain(deltas, decay[_owner(piece_ends, row_ends)], piece_ends, row_ends)
+        return Advantages(advantages, advantages + v)
+    raise InvariantError(f"credit is chain, local or compactionrl, got {credit!r}")
+
+
+def _faded_chain(deltas: Floats64, decay: Floats64, piece_ends: Ints64, row_ends: Ints64) -> Floats64:
+    """The chain over streams, last to first; what enters a stream is faded by the length of all that follows."""
     later = row_ends[_owner(piece_ends, row_ends)] - piece_ends
-    deltas = r + gamma * _next_values(v, n, _per_row(bootstrap, n)) - v
     advantages = np.empty_like(deltas)
-    for index in reversed(range(len(pieces))):
-        stop, rate = int(piece_ends[index]), float(decay[index])
-        entering = advantages[stop] * rate ** float(later[index]) if later[index] else 0.0
-        start = stop - int(pieces[index])
-        advantages[start:stop] = _accumulate(deltas[start:stop], rate, float(entering))
-    return Advantages(advantages, advantages + v)
+    starts = np.concatenate([[0], piece_ends[:-1]])
+    for start, stop, rate, rest in reversed(list(zip(starts, piece_ends, decay, later, strict=True))):
+        entering = advantages[stop] * rate ** float(rest) if rest else 0.0
+        advantages[start:stop] = _accumulate(deltas[start:stop], float(rate), float(entering))
+    return advantages
 
 
 def compute_step_advantages(
@@ -253,9 +252,7 @@ def _checked(
     v, r = np.asarray(values, dtype=np.float64), np.asarray(rewards, dtype=np.float64)
     n = np.asarray(lengths, dtype=np.int64)
     if v.ndim != 1 or v.shape != r.shape or n.ndim != 1 or int(n.sum()) != v.size:
-        raise InvariantError(
-            f"values {v.shape} and rewards {r.shape} do not fit rows of {n.sum()} tokens in all"
-        )
+        raise InvariantError(f"values {v.shape} and rewards {r.shape} do not fit rows of {n.sum()} tokens in all")
     if (n < 1).any():
         raise InvariantError(
             f"row {int(np.argmax(n < 1))} has no action tokens: leave it out of the batch, it has no advantage"
