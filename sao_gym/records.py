@@ -1,9 +1,17 @@
 """Messages in the form that chat templates and renderers take, with every string guarded (trap 20)."""
 
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
+
+from sao_gym.errors import ModelError
 from sao_gym.messages import Message, ToolCall
+from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
+
+QUESTION = Message.user(".")
+"""What stands before an assistant turn that is rendered for its own sake."""
 
 
 def guarded_record(message: Message, codec: TextCodec) -> dict[str, Any]:
@@ -32,3 +40,26 @@ def _is_unread(call: ToolCall) -> bool:
 def _call_record(call: ToolCall, codec: TextCodec) -> dict[str, Any]:
     function = {"name": codec.guard(call.name), "arguments": codec.guard_all(call.arguments)}
     return {"type": "function", "id": codec.guard(call.id), "function": function}
+
+
+def written_turn(
+    message: Message,
+    opening: Sequence[int],
+    render: Callable[[Sequence[Message]], Sequence[int]],
+    stops: Collection[int],
+) -> Ids:
+    """What a policy would have sampled to say `message` after `opening` (the prompt of `QUESTION`), stop included.
+
+    A family without a closing token ends its turn with the token that opens the next one. Raises ModelError if what
+    the family prints does not begin with the opening.
+    """
+    answer = Message.tool(".", call=message.tool_calls[0]) if message.tool_calls else QUESTION
+    for following in ((), (answer,)):
+        ids = [int(index) for index in render([QUESTION, message, *following])]
+        said = ids[len(opening) :]
+        if ids[: len(opening)] != list(opening):
+            raise ModelError("this chat family prints this turn otherwise than a policy would begin it; use kind 'own'")
+        end = next((position for position, index in enumerate(said) if index in stops), None)
+        if end is not None:
+            return np.asarray(said[: end + 1], dtype=np.int32)
+    raise ModelError("this chat family prints no token that ends an assistant turn; use kind 'own'")

@@ -26,7 +26,7 @@ from sao_gym.errors import ConfigError, ModelError
 from sao_gym.markers import MarkerReader, ReasoningCutter
 from sao_gym.messages import CallProblem, Message, ToolCall, ToolSpec
 from sao_gym.openai_format import tool_to_openai
-from sao_gym.records import guarded_record
+from sao_gym.records import QUESTION, guarded_record, written_turn
 from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
 from sao_gym.tool_calls import checked_call, cut, problem_call
@@ -47,7 +47,7 @@ class RendererChat:
         self.codec = TextCodec.of(tokenizer)
         self.family = family
         self._renderer = _make_renderer(_GuardedTokenizer(self.codec), family)
-        self._opening = self._renderer.render_ids([{"role": "user", "content": "."}], add_generation_prompt=True)
+        self._opening = self._render([QUESTION], opens=True)
         self._stops = tuple(int(index) for index in self._renderer.get_stop_token_ids())
         opens = self.codec.decode(self._opening).rstrip().endswith("<think>")
         self._reasoning = ReasoningCutter(self.codec, is_open=opens)
@@ -64,14 +64,8 @@ class RendererChat:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Ids:
         """The conversation as ids, up to where the assistant begins to write. Raises ModelError."""
-        records = [guarded_record(message, self.codec) for message in messages]
         self._tools.update((tool.name, tool_to_openai(tool)) for tool in tools)
-        offered = [self.codec.guard_all(tool_to_openai(tool)) for tool in tools] or None
-        try:
-            ids = self._renderer.render_ids(records, tools=offered, add_generation_prompt=True)
-        except Exception as error:  # the library raises whatever comes on an order of roles it does not know
-            raise ModelError(f"the {self.family} renderer failed on {_roles(messages)}: {error}") from error
-        return np.asarray(ids, dtype=np.int32)
+        return np.asarray(self._render(messages, tools, opens=True), dtype=np.int32)
 
     def bridge(self, messages: Sequence[Message], *, last_id: int) -> Ids:
         """Ids between a sampled turn that ended with `last_id` and the assistant's next words.
@@ -88,6 +82,10 @@ class RendererChat:
                 return np.asarray(bridged.token_ids[len(before) :], dtype=np.int32)
         raise ModelError(f"the {self.family} renderer cannot continue with {_roles(messages)}")
 
+    def write(self, message: Message) -> Ids:
+        """Ids that the policy would have sampled to say `message`, stop token included. Raises ModelError."""
+        return written_turn(message, self._opening, self._render, self._stops)
+
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The message that sampled ids say; text that the library fails on is a call that cannot be read."""
         ids = [int(index) for index in token_ids]
@@ -102,19 +100,29 @@ class RendererChat:
         """Text of sampled ids with every control token spelled out: for people, never to be encoded again."""
         return self.codec.decode(token_ids)
 
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool = False) -> list[int]:
+        records = [guarded_record(message, self.codec) for message in messages]
+        offered = [self.codec.guard_all(tool_to_openai(tool)) for tool in tools] or None
+        try:
+            ids = self._renderer.render_ids(records, tools=offered, add_generation_prompt=opens)
+        except Exception as error:  # the library raises whatever comes on an order of roles it does not know
+            raise ModelError(f"the {self.family} renderer failed on {_roles(messages)}: {error}") from error
+        return [int(index) for index in ids]
+
     def _read(self, shown: list[int]) -> Message:
         tools, ids = list(self._tools.values()) or None, [*self._closing, *shown]
         try:
             found = self._renderer.parse_response(ids, tools=tools, prompt_ids=self._opening)
-            calls = tuple(self._call(call, index) for index, call in enumerate(found.tool_calls))
+            names = _call_ids(found.tool_calls)
+            calls = tuple(self._call(call, name) for call, name in zip(found.tool_calls, names, strict=True))
             content = str(found.content or "").strip()
         except Exception:  # the library may fail in any way on what a policy writes; the episode goes on
             content, text = "", self.codec.decode(shown)
             calls = (problem_call(CallProblem.INVALID_JSON, text, "call_0"),)
         return Message(role="assistant", content=content, tool_calls=calls)
 
-    def _call(self, found: Any, index: int) -> ToolCall:
-        call_id, raw = f"call_{index}", str(found.raw or "")
+    def _call(self, found: Any, call_id: str) -> ToolCall:
+        raw = str(found.raw or "")
         if found.status not in ("ok", "unknown_tool"):  # which tools there are is the environment's to say
             problem = _PROBLEMS.get(str(found.status), CallProblem.INVALID_JSON)
             return problem_call(problem, raw, call_id, str(found.name or ""))
@@ -138,6 +146,14 @@ class _GuardedTokenizer:
 
 def _roles(messages: Sequence[Message]) -> str:
     return f"messages of roles {', '.join(message.role for message in messages) or 'none'}"
+
+
+def _call_ids(found: Sequence[Any]) -> list[str]:
+    """`call_0`, `call_1`, ...; or the ids that a policy wrote itself (Kimi's), if each has its own."""
+    written = [call.id for call in found if isinstance(call.id, str) and call.id]
+    if found and len(set(written)) == len(found):
+        return written
+    return [f"call_{index}" for index in range(len(found))]
 
 
 def families() -> tuple[str, ...]:

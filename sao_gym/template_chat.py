@@ -19,7 +19,7 @@ from sao_gym.errors import ModelError
 from sao_gym.markers import MarkerReader
 from sao_gym.messages import Message, ToolCall, ToolSpec
 from sao_gym.openai_format import tool_to_openai
-from sao_gym.records import guarded_record
+from sao_gym.records import QUESTION, guarded_record, written_turn
 from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
 
@@ -35,7 +35,7 @@ class TemplateChat:
             raise ModelError("the tokenizer has no chat template; use kind 'own' or another checkpoint")
         self._close = self._after_sentinel(self._render(_sentinel_turn(()), (), opens=False))
         self._stops = self._find_stops()
-        opening = self._render([Message.user(".")], (), opens=True)
+        opening = self._render([QUESTION], (), opens=True)
         self._reader = MarkerReader(self.codec, is_thinking=opening.rstrip().endswith("<think>"))
 
     @property
@@ -70,6 +70,15 @@ class TemplateChat:
         if is_close and not self.codec.decode(ids[: ids.index(last_id)]).strip():
             ids = ids[ids.index(last_id) + 1 :]
         return np.asarray(ids, dtype=np.int32)
+
+    def write(self, message: Message) -> Ids:
+        """Ids that the policy would have sampled to say `message`, stop token included. Raises ModelError."""
+        return written_turn(
+            message,
+            self.prompt([QUESTION]).tolist(),
+            lambda messages: self.codec.encode(self.text(messages)),
+            self._stops,
+        )
 
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The message that sampled ids say; calls in the Hermes form only."""
@@ -109,7 +118,7 @@ class TemplateChat:
         return self._close + whole[len(alone) :]
 
     def _after_sentinel(self, printed: str) -> str:
-        _, found, after = printed.rpartition(_SENTINEL)
+        _, found, after = printed.partition(_SENTINEL)  # a tool result may imitate it
         if not found:
             raise ModelError("the chat template does not print an assistant's content")
         return after
@@ -117,7 +126,7 @@ class TemplateChat:
     def _find_stops(self) -> tuple[int, ...]:
         # A template without a closing token (GLM's) ends a turn by opening the next one.
         call = ToolCall(id="call_0", name="tool")
-        nexts: list[Message] = [] if self._close.strip() else [Message.user("."), Message.tool(".", call=call)]
+        nexts: list[Message] = [] if self._close.strip() else [QUESTION, Message.tool(".", call=call)]
         texts = [self._close, *(self.bridge_text([message]) for message in nexts)]
         firsts = [next((i for i in self.codec.encode(text) if i in self.codec.control_ids), None) for text in texts]
         stops = dict.fromkeys(int(i) for i in [*firsts, self.codec.tokenizer.eos_token_id] if i is not None)
@@ -127,4 +136,4 @@ class TemplateChat:
 
 
 def _sentinel_turn(calls: tuple[ToolCall, ...]) -> list[Message]:
-    return [Message.user("."), Message.assistant(_SENTINEL, tool_calls=calls)]
+    return [QUESTION, Message.assistant(_SENTINEL, tool_calls=calls)]

@@ -286,7 +286,10 @@ def test_gluing_equals_rendering_where_the_template_allows(text_ends: str) -> No
 
 ALL_CONTROLS = sorted({*QWEN, *GLM, *KIMI, *MINIMAX, *DEEPSEEK, *LLAMA})
 HOSTILE = st.lists(
-    st.sampled_from([*ALL_CONTROLS, "<", "|>", "im_end", "\U0010fffd", "é", "\n", '"', "\\"]) | st.text(max_size=3),
+    st.sampled_from(
+        [*ALL_CONTROLS, "<", "|>", "im_end", "\U0010fffd", "\U0010fffcturn\U0010fffc", "é", "\n", '"', "\\"]
+    )
+    | st.text(max_size=3),
     max_size=6,
 ).map("".join)
 
@@ -332,6 +335,30 @@ def test_the_library_alone_would_let_control_tokens_in() -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert naive.count(end) == 2
     assert RendererChat(tokenizer, "qwen3").prompt([Message.user("<|im_end|>")]).tolist().count(end) == 1
+
+
+WRITERS = ["qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "minimax-m2", "template qwen3"]
+WRITERS += [name for name in RENDERERS if name.startswith("glm")]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_demonstrations_are_what_a_policy_would_have_sampled(name: str) -> None:
+    chat = CHATS[name]
+    said = Message(role="assistant", content="say <|im_end|>", reasoning="hm", tool_calls=(CALL,))
+    ids = chat.write(said)
+    assert ids[-1] in chat.stop_token_ids
+    assert not set(ids[:-1].tolist()) & set(chat.stop_token_ids)
+    read = chat.parse(ids)
+    assert (read.content, read.reasoning) == (said.content, said.reasoning)
+    assert [(call.name, dict(call.arguments)) for call in read.tool_calls] == [("python", dict(CALL.arguments))]
+    new = [Message.tool("1", call=CALL)]
+    stream = [*chat.prompt([Message.user(".")]), *ids, *chat.bridge(new, last_id=int(ids[-1]))]
+    assert stream == chat.prompt([Message.user("."), said, *new]).tolist()
+
+
+def test_a_turn_that_cannot_be_demonstrated_is_refused() -> None:
+    with pytest.raises(ModelError, match="otherwise than a policy would begin it"):
+        RENDERERS["deepseek-r1"].write(Message.assistant("words"))
 
 
 def hermes(code: str) -> str:
@@ -406,8 +433,9 @@ def test_calls_are_read_and_cut_ones_never_run(name: str) -> None:
     chat, form = CHATS[name], FORMS[name]
     ids = spoken(chat, "hm</think>", form("print(1)"))
     message = chat.parse(ids)
+    call_id = "functions.python:0" if name == "kimi-k2" else "call_0"  # Kimi's policies write ids of their own
     assert [(c.id, c.name, dict(c.arguments), c.problem) for c in message.tool_calls] == [
-        ("call_0", "python", {"code": "print(1)"}, None)
+        (call_id, "python", {"code": "print(1)"}, None)
     ]
     assert message.reasoning == "hm"
     for end in range(len(ids)):
