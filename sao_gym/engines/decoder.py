@@ -18,9 +18,9 @@ Example:
     generation = request.generation()
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,73 +28,15 @@ import torch
 
 from sao_gym.engines.forward import CachedModel
 from sao_gym.engines.loading import load_weights
+from sao_gym.engines.request import Request
 from sao_gym.engines.sampling import Draws, sample, scaled_logprobs
-from sao_gym.engines.slots import Prefix, SlotStore
+from sao_gym.engines.sessions import IdleSession, IdleSessions
+from sao_gym.engines.slots import SlotStore
 from sao_gym.errors import EngineError
-from sao_gym.protocols import Generation, Sampling, WeightSource
-from sao_gym.stream import Floats, Ids, StopReason
+from sao_gym.protocols import Sampling, WeightSource
+from sao_gym.stream import Floats, StopReason
 
 KvPolicy = Literal["in_place", "recompute"]
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One request on its way. `ids` are prompt and completion; the row holds keys and values of `filled` of them."""
-
-    ids: list[int]
-    sampling: Sampling
-    session: str | None
-    limit: int
-    draws: Draws
-    prompt_length: int
-    filled: int = 0
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    stop: StopReason | None = None
-    error: str | None = None
-
-    @property
-    def lacks(self) -> int:
-        """Tokens that must be fed before the next one can be sampled."""
-        return len(self.ids) - self.filled
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request has ended, well or not."""
-        return self.stop is not None or self.error is not None
-
-    def accept(self, token_id: int, logprob: float, version: int) -> None:
-        """Append a sampled token; a stop token wins over the limit."""
-        if not np.isfinite(logprob):
-            self.error = f"the model's logits are not finite under version {version}"
-            return
-        self.ids.append(token_id)
-        self.logprobs.append(logprob)
-        self.versions.append(version)
-        if token_id in self.sampling.stop_token_ids:
-            self.stop = StopReason.STOP
-        elif len(self.logprobs) >= self.limit:
-            self.stop = StopReason.LENGTH
-
-    def generation(self) -> Generation:
-        """What was sampled. Raises EngineError if the request failed."""
-        if self.error is not None or self.stop is None:
-            raise EngineError(self.error or "the request has not ended")
-        return Generation(
-            token_ids=np.array(self.ids[self.prompt_length :], dtype=np.int32),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            versions=np.array(self.versions, dtype=np.int32),
-            stop=self.stop,
-            temperature=self.sampling.temperature,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class IdleSession:
-    """What is kept of a session between two requests."""
-
-    ids: list[int]
-    prefix: Prefix
 
 
 @dataclass(slots=True)
@@ -131,11 +73,9 @@ class Decoder:
         self.counts = DecoderCounts()
         self.active: list[Request] = []
         self.waiting: deque[Request] = deque()
-        self._idle: OrderedDict[str, IdleSession] = OrderedDict()
-        self._idle_tokens = 0
+        self._idle = IdleSessions(max_slots * model.context_length if max_idle_tokens is None else max_idle_tokens)
         self._max_slots, self._kv, self._deterministic = max_slots, kv, deterministic
         self._prefill_chunk, self._prefill_tokens = prefill_chunk, prefill_tokens
-        self._max_idle_tokens = max_slots * model.context_length if max_idle_tokens is None else max_idle_tokens
         self._store = SlotStore(max_slots, model.context_length)
 
     def add(self, ids: Sequence[int], sampling: Sampling, session: str | None = None) -> Request:
@@ -172,11 +112,11 @@ class Decoder:
         while self.waiting and len(self.active) < self._max_slots:
             request = self.waiting.popleft()
             self.active.append(request)
-            idle = self._forget(request.session)
-            if idle is None or self._deterministic:
+            idle = self._idle.take(request.session)
+            if idle is None:
                 continue
             # the last token is fed again, for its logits
-            request.filled = min(_common_prefix(idle.ids, request.ids), len(request.ids) - 1)
+            request.filled = min(idle.common(request.ids), len(request.ids) - 1)
             self._store.reserve(len(self.active), len(request.ids))
             self._store.put(len(self.active) - 1, idle.prefix, request.filled)
             self.counts.reused += request.filled
@@ -217,25 +157,13 @@ class Decoder:
     def _release(self, row: int, *, keep: bool) -> None:
         request = self.active[row]
         if keep and request.session is not None and not self._deterministic:
-            self._remember(request.session, request.ids[: request.filled], row)
+            ids = request.ids[: request.filled]
+            self._idle.keep(request.session, IdleSession(ids, self._store.take(row, len(ids))))
         last = len(self.active) - 1
         if row != last:  # active rows stay 0..n-1
             self._store.move(last, row, self.active[last].filled)
             self.active[row] = self.active[last]
         self.active.pop()
-
-    def _remember(self, session: str, ids: list[int], row: int) -> None:
-        self._forget(session)
-        self._idle[session] = IdleSession(ids, self._store.take(row, len(ids)))
-        self._idle_tokens += len(ids)
-        while self._idle_tokens > self._max_idle_tokens:
-            self._forget(next(iter(self._idle)))
-
-    def _forget(self, session: str | None) -> IdleSession | None:
-        idle = self._idle.pop(session, None) if session is not None else None
-        if idle is not None:
-            self._idle_tokens -= len(idle.ids)
-        return idle
 
     @torch.inference_mode()
     def drop(self, request: Request) -> None:
@@ -255,7 +183,7 @@ class Decoder:
 
     def end_session(self, session: str) -> None:
         """Forget what was kept for a session; a request of it that still runs goes on and leaves nothing."""
-        self._forget(session)
+        self._idle.take(session)
         for request in (*self.waiting, *self.active):
             if request.session == session:
                 request.session = None
@@ -271,7 +199,6 @@ class Decoder:
         self.version = version
         if self._kv == "recompute":
             self._idle.clear()
-            self._idle_tokens = 0
             for request in self.active:
                 request.filled = 0
         return arrived
@@ -292,10 +219,4 @@ class Decoder:
     @property
     def sessions(self) -> tuple[str, ...]:
         """Sessions with kept keys and values, least recently used first."""
-        return tuple(self._idle)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    differs: Ids = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n])).astype(np.int32)
-    return int(differs[0]) if len(differs) else n
+        return self._idle.names

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from sao_gym.engines.decoder import Decoder, Request
+from sao_gym.engines.decoder import Decoder
+from sao_gym.engines.request import Request
 from sao_gym.errors import EngineError, SaoGymError
 from sao_gym.protocols import Generation, Sampling
 

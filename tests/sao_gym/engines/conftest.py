@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sao_gym.engines.decoder import Decoder, Request
+from sao_gym.engines.decoder import Decoder
+from sao_gym.engines.request import Request
 from sao_gym.models import tiny_qwen3, tiny_qwen3_moe
 from sao_gym.protocols import Generation
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sao_gym.engines.decoder import Decoder, Request
+from sao_gym.engines.decoder import Decoder
 from sao_gym.engines.forward import CachedModel
+from sao_gym.engines.request import Request
 from sao_gym.models import copy_model, tiny_qwen3
 from sao_gym.protocols import Sampling
 from sao_gym.stream import StopReason
