@@ -54,9 +54,7 @@ class Budgets:
             (self.max_tokens_per_turn, 0, TruncationReason.TURN_TOKENS),
         ]
         known = [Limit(max(bound - spent, 0), reason) for bound, spent, reason in bounds if bound is not None]
-        return min(
-            known, key=lambda limit: limit.max_tokens, default=Limit(NO_LIMIT, TruncationReason.CONTEXT)
-        )
+        return min(known, key=lambda limit: limit.max_tokens, default=Limit(NO_LIMIT, TruncationReason.CONTEXT))
 
     def exhausted(self, *, used: int, context_length: int | None) -> TruncationReason | None:
         """Which limit leaves no room for another token after `used` tokens."""

@@ -96,17 +96,13 @@ class TokenIds(_PlainSpace):
 
     def sample(self, mask: Any = None, probability: Any = None) -> Ids:
         """Up to 16 of the known ids."""
-        return self.np_random.choice(self.known_ids, size=int(self.np_random.integers(1, 17))).astype(
-            np.int32
-        )
+        return self.np_random.choice(self.known_ids, size=int(self.np_random.integers(1, 17))).astype(np.int32)
 
 
 class Generations(_PlainSpace):
     """Actions of a token-level environment: what an engine sampled, with log-probs and versions."""
 
-    def __init__(
-        self, known_ids: Sequence[int] | Ids, stop_ids: Sequence[int], seed: int | None = None
-    ) -> None:
+    def __init__(self, known_ids: Sequence[int] | Ids, stop_ids: Sequence[int], seed: int | None = None) -> None:
         super().__init__(seed)
         self.stop_ids = tuple(int(i) for i in stop_ids)
         self.known_ids = tuple(int(i) for i in known_ids if int(i) not in self.stop_ids)

@@ -112,9 +112,7 @@ class Tool:
 def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> Checked:
     """Hold a parsed call against the tools there are. A problem that the parser found stands."""
     if call.problem is not None:
-        return Checked(
-            problem=call.problem, detail=call.detail or f"the call could not be read ({call.problem})"
-        )
+        return Checked(problem=call.problem, detail=call.detail or f"the call could not be read ({call.problem})")
     tool = tools.get(call.name)
     if tool is None:
         detail = f"unknown tool {call.name!r}; {nearest(call.name, list(tools), what='tool')}"
@@ -235,17 +233,14 @@ def _shown(value: Any) -> str:
 def _signature(spec: ToolSpec) -> str:
     properties, required = spec.parameters["properties"], spec.parameters["required"]
     parts = [
-        f"{key} ({_wanted(schema)}{'' if key in required else ', optional'})"
-        for key, schema in properties.items()
+        f"{key} ({_wanted(schema)}{'' if key in required else ', optional'})" for key, schema in properties.items()
     ]
     return ", ".join(parts) or "no arguments"
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """The text before the first section, and the description of each argument under `Args:`."""
-    head, *sections = re.split(
-        r"^(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note):\s*$", text, flags=re.M
-    )
+    head, *sections = re.split(r"^(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note):\s*$", text, flags=re.M)
     arguments: dict[str, str] = {}
     for title, body in zip(sections[::2], sections[1::2], strict=False):
         if title not in ("Args", "Arguments"):
