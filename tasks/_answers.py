@@ -7,8 +7,12 @@ Example:
 
 import re
 
-_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])")
+_SPACING = re.compile(
+    r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])"
+)
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z*]*\}")
+_UNIT = re.compile(r"\\(?:text|mathrm)\s*\{\s*[a-zA-Z]+\.?\s*\}\s*$")
 _DOTS = re.compile(r"\\(?:ldots|cdots|dots|dotsc|dotsb|hdots)(?![a-zA-Z])|\.\.\.+|…")
 _INTEGER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
@@ -102,6 +106,12 @@ def join_list(answer: str) -> str:
     return re.sub(r"\s*,?\s*\b(?:and|or)\b\s*", ", ", unwrap_text(answer)).strip(" ,")
 
 
+def without_unit(answer: str) -> str:
+    r"""A value without the one word in `\text{}` behind it."""
+    value = _UNIT.sub("", answer).strip()
+    return value if re.search(r"\d|\\", value) else answer
+
+
 def has_dots(answer: str) -> bool:
     """Whether part of the answer is left to the reader."""
     return _DOTS.search(answer) is not None
@@ -109,25 +119,26 @@ def has_dots(answer: str) -> bool:
 
 def words(answer: str) -> list[str]:
     """Words of three letters and more that are no function's name."""
-    found = _WORD.findall(unwrap_text(answer).replace("$", " "))
+    found = _WORD.findall(unwrap_text(_ENVIRONMENT.sub(" ", answer)).replace("$", " "))
     return [word for word in found if word not in _NAMES]
 
 
 def spelling(answer: str) -> str:
     """One spelling for answers that differ in nothing but typesetting."""
     text = _DOTS.sub("...", unwrap_text(normalise(answer)).replace("$", ""))
-    return re.sub(r"\s+", "", re.sub(r"\{(\w)\}", r"\1", text))
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\{(\w)\}", r"\1", text).strip())
 
 
 def meaning(answer: str) -> str:
     """One spelling for a prose answer: lower case, no filler, a name of its own for "none" and "all positive"."""
     text = re.sub(r"[\s]+", " ", unwrap_text(normalise(answer)).replace("$", "")).strip(" .").lower()
     text = re.sub(r"^(?:for )?(?:all|any|every) (?:the )?", "", text)
+    text = re.sub(r"^(?:(?:positive )?(?:integers?|numbers?) )?of the form ", "", text)
     if text in _NONE or _NONE_PATTERN.fullmatch(text):
         return "none"
     if text in _POSITIVE or text.replace(" ", "") in _POSITIVE:
         return "positive integers"
-    return text.replace(" ", "")
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 def expand_signs(answer: str) -> str:
@@ -140,6 +151,27 @@ def expand_signs(answer: str) -> str:
         lower = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", value))
         values += list(dict.fromkeys([re.sub(r"^\s*\+", "", upper), lower]))
     return ", ".join(values)
+
+
+def align_brackets(left: str, right: str) -> tuple[str, str]:
+    """Both answers in brackets where one is a tuple and the other a bare list: the order then counts."""
+    if is_tuple(left) and len(split_list(right)) > 1:
+        return left, f"({right})"
+    if is_tuple(right) and len(split_list(left)) > 1:
+        return f"({left})", right
+    return left, right
+
+
+def is_tuple(answer: str) -> bool:
+    """Whether an answer is one pair of round brackets with commas in it."""
+    if not (answer.startswith("(") and answer.endswith(")")) or len(split_list(answer)) > 1:
+        return False
+    return len(split_list(answer[1:-1])) > 1
+
+
+def is_set(answer: str) -> bool:
+    """Whether an answer is written in braces."""
+    return answer.startswith(r"\{") and answer.endswith(r"\}")
 
 
 def split_list(answer: str) -> list[str]:

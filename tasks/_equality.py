@@ -9,11 +9,26 @@ from typing import Any
 
 import sympy
 from math_verify import parse, verify
+from sympy.core.function import AppliedUndef
 
-from sao_gym.tasks._answers import expand_signs, has_dots, join_list, meaning, normalise, spelling, words
+from sao_gym.tasks._answers import (
+    align_brackets,
+    expand_signs,
+    has_dots,
+    is_set,
+    is_tuple,
+    join_list,
+    meaning,
+    normalise,
+    spelling,
+    without_unit,
+    words,
+)
 from sao_gym.tasks._notation import parse_program
 
 MAX_LENGTH = 2000
+DECIMALS = 12
+"""How closely a decimal has to agree with an exact value."""
 _SHORT_WORDS = frozenset({"all", "any", "odd", "the", "for", "are", "not", "yes"})
 _INEQUALITIES = (sympy.StrictLessThan, sympy.LessThan, sympy.StrictGreaterThan, sympy.GreaterThan)
 
@@ -27,8 +42,9 @@ def is_equal(left: str, right: str) -> bool:
         return True
     if has_dots(left) or has_dots(right) or max(len(left), len(right)) > MAX_LENGTH:
         return False  # what dots leave out no algebra can compare
-    left, right = expand_signs(join_list(left)), expand_signs(join_list(right))
-    if is_prose(left) or is_prose(right):
+    left, right = (expand_signs(join_list(without_unit(side))) for side in (left, right))
+    left, right = align_brackets(left, right)
+    if is_prose(left) or is_prose(right) or (is_tuple(left) and is_set(right)) or (is_set(left) and is_tuple(right)):
         return False
     return any(agree(first, second) for first in readings(left) for second in readings(right) if first and second)
 
@@ -51,20 +67,28 @@ def readings(answer: str) -> list[list[Any]]:
 
 
 def agree(left: list[Any], right: list[Any]) -> bool:
-    """Whether two readings are equal, whichever comes first."""
-    if any(is_unsolved(value) for value in (*left, *right)):
+    """Whether two readings are equal, whichever comes first.
+
+    A relation that is not solved for one variable would restate the question: it equals no value.
+    """
+    if any(map(is_unsolved, left)) != any(map(is_unsolved, right)):
         return False
-    return bool(verify(left, right, timeout_seconds=None) or verify(right, left, timeout_seconds=None))
+    return any(
+        verify(gold, answer, float_rounding=DECIMALS, timeout_seconds=None)
+        for gold, answer in ((left, right), (right, left))
+    )
 
 
 def is_unsolved(value: Any) -> bool:
-    """Whether a value is an inequality that does not isolate one variable."""
+    """Whether a value is an equation or inequality that does not isolate one variable or function."""
     if isinstance(value, sympy.And):
         return any(is_unsolved(part) for part in value.args)
-    if not isinstance(value, _INEQUALITIES):
+    if not isinstance(value, (*_INEQUALITIES, sympy.Eq)):
         return False
     for variable, bound in ((value.lhs, value.rhs), (value.rhs, value.lhs)):
-        if isinstance(variable, sympy.Symbol) and variable not in bound.free_symbols:
+        if isinstance(variable, (AppliedUndef, sympy.Tuple)) or (
+            isinstance(variable, sympy.Symbol) and variable not in bound.free_symbols
+        ):
             return False
     return True
 
