@@ -57,8 +57,8 @@ class LocalEngine:
     """An `Engine` around a causal language model, which it owns from now on (`models.copy_model` makes a twin).
 
     `kv`: at a publication keep keys and values ("in_place") or feed every history again ("recompute").
-    `deterministic`: one request per forward pass. `threads`: torch threads of the engine's thread, None for torch's
-    choice. Raises ModelError for a model that cannot be served, ConfigError for settings out of range.
+    `deterministic`: one request per forward pass. `threads`: torch threads of the engine's thread (torch
+    gives that number to threads that start later, too), None for torch's choice. Raises ModelError for a model that cannot be served, ConfigError for settings out of range.
     """
 
     def __init__(
