@@ -11,6 +11,7 @@ Example:
 import re
 from dataclasses import dataclass
 
+MAX_WRAPPERS = 8
 _BOX = re.compile(r"\\[bf]box(?![a-zA-Z])|\\boxed(?![a-zA-Z])")
 _BARE = re.compile(r"[^\s{}$\\<*]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -28,37 +29,36 @@ class Box:
     content: str
 
 
-def closing_brace(text: str, start: int) -> int:
-    """Index of the brace that closes the one at `start`, or -1. Escaped braces do not count."""
-    depth = 0
-    index = start
+def match_braces(text: str) -> dict[int, int]:
+    """Index of each balanced opening brace -> index of its closing one. Escaped braces do not count."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    index = 0
     while index < len(text):
         character = text[index]
         if character == "\\":
             index += 1
         elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return index
+            opened.append(index)
+        elif character == "}" and opened:
+            closing[opened.pop()] = index
         index += 1
-    return -1
+    return closing
 
 
-def _read_box(text: str, start: int, after: int) -> Box | None:
+def _read_box(text: str, braces: dict[int, int], start: int, after: int) -> Box | None:
     while after < len(text) and text[after] in " \t\n":
         after += 1
     if text[after : after + 1] == "{":
-        end = closing_brace(text, after)
-        return Box(start, end + 1, text[after + 1 : end]) if end >= 0 else None
+        end = braces.get(after)
+        return None if end is None else Box(start, end + 1, text[after + 1 : end])
     if found := _BARE.match(text, after):
         content = found.group().rstrip(".,;:)!?")
         return Box(start, after + len(content), content) if content else None
     if found := _COMMAND.match(text, after):
         end = found.end()
-        while text[end : end + 1] == "{" and (closed := closing_brace(text, end)) >= 0:
-            end = closed + 1
+        while end in braces:
+            end = braces[end] + 1
         return Box(start, end, text[after:end])
     return None
 
@@ -66,9 +66,10 @@ def _read_box(text: str, start: int, after: int) -> Box | None:
 def find_boxes(text: str) -> list[Box]:
     """Every balanced box that is not inside another one, in order."""
     boxes: list[Box] = []
+    braces = match_braces(text)
     position = 0
     while found := _BOX.search(text, position):
-        box = _read_box(text, found.start(), found.end())
+        box = _read_box(text, braces, found.start(), found.end())
         if box is None:
             position = found.end()
         else:
@@ -78,13 +79,14 @@ def find_boxes(text: str) -> list[Box]:
 
 
 def unwrap(answer: str) -> str:
-    """The content of an answer that is nothing but a box, however often it is wrapped."""
-    while True:
+    """The content of an answer that is nothing but a box, a few times over at most."""
+    for _ in range(MAX_WRAPPERS):
         stripped = answer.strip().strip("$").strip()
         boxes = find_boxes(stripped)
         if len(boxes) != 1 or boxes[0].start != 0 or boxes[0].end != len(stripped):
-            return answer.strip()
+            break
         answer = boxes[0].content
+    return answer.strip()
 
 
 def extract_boxed(text: str) -> str | None:

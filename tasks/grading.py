@@ -30,6 +30,7 @@ __all__ = [
     "score_response_async",
 ]
 
+MAX_ANSWER_LENGTH = 20_000
 GRADER_VERSION = "1"
 """Changes whenever any verdict may change."""
 
@@ -91,6 +92,8 @@ def _early_score(gold: str, answer: str) -> Score | None:
     """The score where no algebra is needed."""
     if not answer.strip():
         return _no_answer("empty answer")
+    if len(answer) > MAX_ANSWER_LENGTH and answer != gold:
+        return _score(Verdict.DIFFERENT, answer)
     gold_integer, integer = as_integer(gold), as_integer(answer)
     if gold_integer is not None and integer is not None:
         return _score(Verdict.EQUAL if gold_integer == integer else Verdict.DIFFERENT, answer)

@@ -130,6 +130,16 @@ def test_no_answer_scores_nothing(text: str) -> None:
     assert (score.value, score.passed, score.grader_version) == (0.0, False, GRADER_VERSION)
 
 
+@pytest.mark.parametrize("piece", [r"\boxed{", r"\boxed{1}", "{", "\\", r"\boxed ", "\n", ", ", r"\boxed{}, "])
+def test_long_texts_are_read_in_time(piece: str) -> None:
+    """A policy may write anything, a hundred thousand times."""
+    start = time.monotonic()
+    extract_boxed(piece * 100_000)
+    score_response("7", piece * 100_000)
+    extract_boxed(r"\boxed{1}" + piece * 100_000 + r"\boxed{2}")
+    assert time.monotonic() - start < 10
+
+
 def test_bare_answers_on_either_side() -> None:
     """Case GR-09: a value must not be unwrapped twice."""
     assert grade_answer("70", r"\boxed{70}").passed
