@@ -31,14 +31,14 @@ ChatKind = Literal["auto", "own", "renderer", "template"]
 
 
 def make_chat(
-    tokenizer: Any, kind: ChatKind = "auto", *, family: str | None = None, describe_tools: bool = True
+    tokenizer: Any, kind: ChatKind = "auto", *, family: str | None = None, describe_tools: bool | None = None
 ) -> Chat:
     """The way of writing that fits `tokenizer`.
 
     `auto` takes our template where the tokenizer has our control tokens; then the family of `renderers` whose output
     equals the checkpoint's own template; then that template if it shows tools and prints calls that we read; then our
     template over ChatML; then the checkpoint's template for conversations without tools. `family` names a family of
-    `renderers` and implies that kind; `describe_tools` is the own template's.
+    `renderers` and implies that kind; `describe_tools` is the own template's, None is what the tokenizer was made for.
 
     Raises ConfigError for an unknown kind or family and ModelError where the tokenizer does not fit.
     """
@@ -59,7 +59,7 @@ def make_chat(
     return _fallback(codec, describe_tools)
 
 
-def _fallback(codec: TextCodec, describe_tools: bool) -> Chat:
+def _fallback(codec: TextCodec, describe_tools: bool | None) -> Chat:
     has_template = bool(getattr(codec.tokenizer, "chat_template", None))
     if has_template and template_verdict(codec).supports_tools:
         return TemplateChat(codec)

@@ -36,12 +36,24 @@ class _Turns:
     after: str
 
 
-class OwnChat:
-    """The protocol `Chat` in our own template, for any tokenizer that has our control tokens or ChatML's."""
+DESCRIBE_TOOLS = "sao_gym_describe_tools"
 
-    def __init__(self, tokenizer: Any, *, describe_tools: bool = True) -> None:
+
+def remember(tokenizer: Any, *, describe_tools: bool) -> None:
+    """Let the tokenizer's folder say how its model was taught to be written to."""
+    tokenizer.init_kwargs[DESCRIBE_TOOLS] = describe_tools
+
+
+class OwnChat:
+    """The protocol `Chat` in our own template, for any tokenizer that has our control tokens or ChatML's.
+
+    `describe_tools` lists the tools in the system prompt; None is what `remember` wrote into the tokenizer, else true.
+    """
+
+    def __init__(self, tokenizer: Any, *, describe_tools: bool | None = None) -> None:
         self.codec = TextCodec.of(tokenizer)
-        self.describe_tools = describe_tools
+        remembered = getattr(self.codec.tokenizer, "init_kwargs", {}).get(DESCRIBE_TOOLS, True)
+        self.describe_tools = bool(remembered) if describe_tools is None else describe_tools
         self._turns = _find_turns(self.codec)
         eos = self.codec.tokenizer.eos_token_id
         is_other = eos in self.codec.control_ids and eos != self._turns.end

@@ -6,7 +6,7 @@ Sections are dataclasses; `--actor.lr 1e-4` sets `actor.lr`, and the fields peop
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sao_gym.config import setting
+from sao_gym.config import InertRule, setting
 from sao_gym.errors import ConfigError
 from sao_gym.stream import Credit
 
@@ -38,7 +38,12 @@ class ModelConfig:
     path: str | None = setting(
         None, help="folder of a transformers checkpoint (or of a .gguf)", source="ours", alias="model"
     )
-    chat: str = setting("auto", help="how messages become ids: auto, own, renderer or template", source="ours")
+    chat: Literal["auto", "own", "renderer", "template"] = setting(
+        "auto", help="how messages become ids: auto, own, renderer or template", source="ours"
+    )
+    describe_tools: bool | None = setting(
+        None, help="our own chat lists the tools in the system prompt; unset: as the checkpoint was made"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,3 +259,33 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _at_least("", 1, batch_size=self.batch_size)
         _at_least("", 0, steps=self.steps)
+
+
+TRAIN_RULES = (
+    InertRule("staleness.stale_grace_s", lambda c: c.staleness.on_stale == "wait", "staleness.on_stale is wait"),
+    InertRule(
+        "staleness.on_stale",
+        lambda c: c.staleness.max_staleness == 0,
+        "staleness.max_staleness is 0, so no row is ever stale",
+    ),
+    InertRule(
+        "staleness.stale_grace_s",
+        lambda c: c.staleness.max_staleness == 0,
+        "staleness.max_staleness is 0, so no row is ever stale",
+    ),
+    InertRule(
+        "loss.detach_ratio", lambda c: c.loss.policy in ("ppo", "cispo"), "loss.policy has a rule of its own for it"
+    ),
+    InertRule("loss.eps_low", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
+    InertRule("loss.eps_high", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
+    InertRule("env.tasks", lambda c: "tasks" in c.env.options, "env.options.tasks already gives the tasks"),
+    InertRule(
+        "model.describe_tools", lambda c: c.model.chat in ("renderer", "template"), "model.chat is not our own template"
+    ),
+    InertRule(
+        "evaluation.episodes",
+        lambda c: not c.evaluation.at_ends and c.evaluation.every is None,
+        "neither evaluation.every nor evaluation.at_ends asks for an evaluation",
+    ),
+)
+"""Settings that nothing reads in some set-ups; setting one there is an error (case CF-03)."""

@@ -6,17 +6,18 @@ A step that trains the actor raises the policy version by one; the first `critic
 alone and raise none. Publication runs beside the next wait for a batch; the staleness rule knows the engine's version.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sao_gym.errors import InvariantError
+from sao_gym.errors import InvariantError, TaskFileError
 from sao_gym.ledger import Ledger
 from sao_gym.loops import run_blocking
-from sao_gym.parquet import write_trajectories
+from sao_gym.parquet import read_trajectories, write_trajectories
 from sao_gym.protocols import Clock, Engine
 from sao_gym.runfolder import RunFolder
+from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.learner import Learner
@@ -33,6 +34,36 @@ TRAJECTORIES = "trajectories"
 def step_file(run: Path, step: int) -> Path:
     """Where the trajectories of a step lie."""
     return run / TRAJECTORIES / f"step_{step:06d}.parquet"
+
+
+def row_uid(number: int) -> str:
+    """The uid of a ledger row's trajectory."""
+    return f"r{number}"
+
+
+def row_number(uid: str) -> int:
+    """The ledger row of a trajectory's uid."""
+    return int(uid.removeprefix("r"))
+
+
+def recorded_batches(source: Path, batch_size: int, steps: int) -> Iterator[list[Trajectory]]:
+    """At most `steps` batches of recorded, usable trajectories, in their order. `source` is a run or a folder of files.
+
+    Raises TaskFileError if the folder holds less than one batch.
+    """
+    folder = source / TRAJECTORIES if (source / TRAJECTORIES).is_dir() else source
+    rows: list[Trajectory] = []
+    made = 0
+    for path in sorted(folder.glob("*.parquet")):
+        rows += [t for t in read_trajectories(path) if t.n_action and t.score is not None and not t.outcome.is_error]
+        while len(rows) >= batch_size and made < steps:
+            yield rows[:batch_size]
+            rows, made = rows[batch_size:], made + 1
+    if not made:
+        raise TaskFileError(
+            f"{source} holds {len(rows)} usable trajectories, a batch needs {batch_size}; give the folder of a run, or "
+            "a smaller --batch-size"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class RuntimeOptions:
     stale_grace_s: float = 60.0
     drop_truncated: bool = False
     deadline_s: float = 1800.0
+    check: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ class Runtime:
         """Something that a gate looks at may have changed: a publication, for one."""
         if self._is_open and self._failure is None:
             self._admit()
+        if self._options.check and not self.rule.is_bounded(self._engine_version(), at_version=self.rule.version):
+            self._failure = self._failure or InvariantError(f"I({self.rule.version}) does not hold: {self.rule.rows()}")
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -1,0 +1,113 @@
+"""`sao_gym.train`: asynchronous SAO on an environment, from a checkpoint folder to a better one.
+
+Example:
+    python -m sao_gym.train --preset quickstart --model start --out runs/first
+    python -m sao_gym.train --resume runs/first
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sao_gym.commands.base import Options, run_command, take_options
+from sao_gym.config import Resolved, changes, dump, find_preset, help_text, preset_names, resolve
+from sao_gym.errors import ConfigError
+from sao_gym.runfolder import CONFIG, RunFolder, default_path
+from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+
+PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
+OWN_OPTIONS = (
+    ("--preset NAME", "a preset, or the path of a .toml file"),
+    ("--config FILE", "settings from a .toml file, after the preset (may be repeated)"),
+    ("--out DIR", "new folder of the run (default: runs/<preset or environment>-<UTC time>)"),
+    ("--resume RUN", "go on with the run in this folder, from its newest whole checkpoint"),
+    ("--allow-change", "with --resume: accept settings that differ from the run's own"),
+    ("--rollout-only", "sample --steps batches with the fixed policy, train nothing"),
+    ("--learn-only DIR", "train on the trajectories of DIR, sample nothing"),
+    ("--dry-run", "resolve and show the configuration, start nothing"),
+)
+
+
+@run_command
+def main(argv: list[str]) -> None:
+    """Entry point of `python -m sao_gym.train`."""
+    options = take_options(
+        argv,
+        values=("preset", "config", "out", "resume", "learn-only"),
+        switches=("help", "allow-change", "rollout-only", "dry-run"),
+    )
+    if options.has("help"):
+        print(help_text(TrainConfig, "python -m sao_gym.train", preset_names(PRESETS), OWN_OPTIONS))
+        return
+    _refuse_combinations(options)
+    resume = options.value("resume")
+    if resume is not None:
+        _resume(Path(resume), options)
+        return
+    resolved = _resolved(options.value("preset"), options.all("config"), options.rest)
+    if options.has("dry-run"):
+        print(dump(resolved), end="")
+        return
+    _require_critic(resolved.config, options)
+    name = Path(options.value("preset") or resolved.config.env.name).stem
+    path = Path(options.value("out") or default_path(name, datetime.now(UTC)))
+    _start(resolved, path, options)
+
+
+def _refuse_combinations(options: Options) -> None:
+    if options.has("rollout-only") and options.value("learn-only"):
+        raise ConfigError("--rollout-only and --learn-only exclude each other; give one of them")
+    if options.has("allow-change") and options.value("resume") is None:
+        raise ConfigError("--allow-change goes with --resume")
+    if options.value("resume") and (options.value("out") or options.has("rollout-only") or options.value("learn-only")):
+        raise ConfigError("--resume goes on in the run's own folder: leave --out, --rollout-only and --learn-only out")
+
+
+def _resolved(preset: str | None, files: Sequence[str], words: Sequence[str]) -> Resolved[TrainConfig]:
+    return resolve(
+        TrainConfig,
+        preset=find_preset(PRESETS, preset) if preset else None,
+        files=[Path(file) for file in files],
+        overrides=words,
+        rules=TRAIN_RULES,
+    )
+
+
+def _require_critic(config: TrainConfig, options: Options) -> None:
+    if config.critic.init is None and not options.has("rollout-only"):
+        raise ConfigError(
+            "the critic's start was not said: give --critic-init FOLDER (made by sao_gym.pretrain_critic), or "
+            "--critic-init cold to start its head from zero"
+        )
+
+
+def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> None:
+    from sao_gym.commands import training  # torch and transformers: slow, and not needed to refuse bad input
+
+    with training.new_folder(path) as folder, training.opened(resolved.config, folder) as run:
+        folder.write_config(dump(resolved))
+        folder.write_manifest(training.manifest(run))
+        if options.has("rollout-only"):
+            training.rollout_only(run)
+        elif source := options.value("learn-only"):
+            training.learn_only(run, Path(source))
+        else:
+            training.train(run)
+
+
+def _resume(path: Path, options: Options) -> None:
+    with RunFolder.open_for_resume(path) as folder:
+        before = _resolved(str(path / CONFIG), (), ())
+        after = _resolved(str(path / CONFIG), options.all("config"), options.rest)
+        different = changes(before.config, after.config)
+        if different and not options.has("allow-change"):
+            listed = "; ".join(str(change) for change in different)
+            raise ConfigError(
+                f"the run was started with other settings ({listed}): leave them out, or add --allow-change"
+            )
+        from sao_gym.commands import training
+
+        with training.opened(after.config, folder, resume=True) as run:
+            if different:
+                folder.write_config(dump(after))
+            training.train(run)
