@@ -57,10 +57,11 @@ class PythonMathEnv(PythonToolEnv):
             blank_tool_results=blank_tool_results,
         )
 
-    def own_sandboxes(self, allow_unsafe: bool) -> PythonSource:
-        """A box with the installed packages; the heavy one is imported once per box, not once per episode."""
+    @classmethod
+    def make_sandboxes(cls, size: int, *, allow_unsafe: bool = False) -> Sandboxes:
+        """Boxes with the installed packages; the heavy one is imported once per box, not once per episode."""
         preload = ("sympy",) if find_spec("sympy") else ()
-        return Sandboxes(allow_unsafe=allow_unsafe, site_packages=True, preload=preload)
+        return Sandboxes(size, allow_unsafe=allow_unsafe, site_packages=True, preload=preload)
 
     def grade_final(self, message: Message | None) -> Any:
         r"""Score of the last message: 0 without a `\boxed{}`, else the grader's verdict."""

@@ -108,12 +108,13 @@ class PythonToolEnv(ToolEnv):
         super().__init__(tasks, tools=[self.python], grader=grader, max_turns=max_turns, system_prompt=system_prompt)
         self.blank_tool_results = blank_tool_results
         self._owns_sandboxes = sandboxes is None
-        self._sandboxes = sandboxes or self.own_sandboxes(allow_unsafe)
+        self._sandboxes = sandboxes or self.make_sandboxes(1, allow_unsafe=allow_unsafe)
         self._session: PythonSession | None = None
 
-    def own_sandboxes(self, allow_unsafe: bool) -> PythonSource:
-        """The box of an environment that was given none."""
-        return Sandboxes(allow_unsafe=allow_unsafe)
+    @classmethod
+    def make_sandboxes(cls, size: int, *, allow_unsafe: bool = False) -> Sandboxes:
+        """Boxes as this environment needs them, to be shared by many of its kind, or one for an environment alone."""
+        return Sandboxes(size, allow_unsafe=allow_unsafe)
 
     async def python(self, code: str) -> str:
         """Run Python code. Variables are kept from call to call; what is printed, and a last expression, comes back.

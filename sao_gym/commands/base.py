@@ -12,11 +12,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from typing import Protocol
 
 from sao_gym.errors import ConfigError, UserError
 
 Body = Callable[[list[str]], int | None]
-Command = Callable[[Sequence[str] | None], int]
+
+
+class Command(Protocol):
+    """A command's `main`; without words it reads those of the process."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Returns the exit code."""
+        ...
+
 
 USER_ERROR, INTERRUPTED = 2, 130
 

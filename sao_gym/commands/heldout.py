@@ -1,13 +1,13 @@
 """Held-out success while a run trains: the live engine, environments of their own, episodes outside the staleness rule."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sao_gym.collect import Success, collect, numbered
-from sao_gym.commands.policy import env_tasks, heldout_options
+from sao_gym.commands.environments import Environments
+from sao_gym.commands.policy import heldout_options
 from sao_gym.loops import run_blocking
 from sao_gym.protocols import Sampling
-from sao_gym.registry import make
 from sao_gym.rollout import EnvPool
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ class Heldout:
     def __init__(self, run: "Run") -> None:
         config = run.parts.config
         self._run = run
-        self._options: dict[str, Any] = heldout_options(config.env)
-        probe = make(config.env.name, **self._options)
-        self._tasks = env_tasks(probe, config.env)
-        probe.close()
-        self._pool: EnvPool = run.pool.like(lambda: make(config.env.name, **self._options))
+        options = heldout_options(config.env)
+        self._environments = Environments(config.env.name, options, size=config.rollout.max_in_flight)
+        self._tasks = self._environments.tasks
+        self._pool: EnvPool = run.pool.like(self._environments.make)
         self.results: list[HeldoutResult] = []
 
     def both(self, state: "RunState") -> None:
@@ -76,3 +75,4 @@ class Heldout:
     def close(self) -> None:
         """Close the environments; idempotent."""
         run_blocking(self._pool.close())
+        run_blocking(self._environments.close())

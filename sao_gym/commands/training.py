@@ -20,8 +20,9 @@ from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.collect import Success, collect, numbered
 from sao_gym.commands.curves import draw_curves
+from sao_gym.commands.environments import Environments
 from sao_gym.commands.heldout import Heldout
-from sao_gym.commands.policy import env_options, env_tasks
+from sao_gym.commands.policy import env_options
 from sao_gym.commands.progress import TrainingProgress
 from sao_gym.engines.local import EngineDeadlines, LocalEngine
 from sao_gym.errors import ConfigError, RunFolderError
@@ -30,7 +31,6 @@ from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.parquet import write_trajectories
 from sao_gym.protocols import Chat, Sampling, Task, TaskSet
-from sao_gym.registry import make
 from sao_gym.rollout import EnvPool, Episode, white_box
 from sao_gym.runfolder import CONFIG, LOCK, RunFolder
 from sao_gym.stream import Trajectory
@@ -93,7 +93,8 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
     torch.manual_seed(config.seed)
     clock = SystemClock()
     with ExitStack() as stack:
-        tasks = _tasks(config)
+        environments = _environments(config)
+        stack.callback(lambda: run_blocking(environments.close()))
         checkpoint = _newest(folder) if resume else None
         policy = _policy(config, checkpoint[1] if checkpoint else None)
         critic, origin = _critic(config, policy.model, checkpoint[1] if checkpoint else None)
@@ -106,7 +107,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
         learner = Learner(config, policy.model, critic, accelerator, clock)
         if checkpoint:
             load_optimizers(checkpoint[1], learner)
-        pool = _env_pool(config, chat, engine)
+        pool = _env_pool(config, environments, chat, engine)
         stack.callback(lambda: run_blocking(pool.close()))
         ledger = Ledger(folder.file(LEDGER_FILE))
         stack.callback(ledger.close)
@@ -118,7 +119,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
                 batch_rows=config.batch_size,
                 max_staleness=config.staleness.max_staleness,
             )
-        runtime = _runtime(config, ledger, tasks, engine, pool, state, clock)
+        runtime = _runtime(config, ledger, environments.tasks, engine, pool, state, clock)
         parts = Parts(
             config=config,
             folder=folder,
@@ -130,23 +131,26 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
             tokenizer=policy.tokenizer,
         )
         yield Run(
-            parts=parts, state=state, chat=chat, tasks=tasks, pool=pool, critic_origin=origin, start_hash=start_hash
+            parts=parts,
+            state=state,
+            chat=chat,
+            tasks=environments.tasks,
+            pool=pool,
+            critic_origin=origin,
+            start_hash=start_hash,
         )
 
 
-def _tasks(config: TrainConfig) -> TaskSet:
-    """The tasks, from an environment that was made once to see that it can be."""
-    probe = make(config.env.name, **env_options(config.env))
-    try:
-        tasks = env_tasks(probe, config.env)
-    finally:
-        probe.close()
-    if len(tasks) < config.batch_size:
+def _environments(config: TrainConfig) -> Environments:
+    """The environments, seen to work, with enough tasks."""
+    environments = Environments(config.env.name, env_options(config.env), size=config.rollout.max_in_flight)
+    if len(environments.tasks) < config.batch_size:
         raise ConfigError(
-            f"{len(tasks)} prompts are too few for batch_size {config.batch_size}: a batch holds distinct prompts, so "
-            "give more tasks or a smaller --batch-size"
+            f"{len(environments.tasks)} prompts are too few for batch_size {config.batch_size}: a batch holds distinct "
+            "prompts, so give more tasks or a smaller --batch-size"
         )
-    return tasks
+    run_blocking(environments.check())
+    return environments
 
 
 def _newest(folder: RunFolder) -> tuple[RunState, Path]:
@@ -191,7 +195,7 @@ def _engine(config: TrainConfig, model: Any, version: int, clock: SystemClock) -
     )
 
 
-def _env_pool(config: TrainConfig, chat: Chat, engine: LocalEngine) -> EnvPool:
+def _env_pool(config: TrainConfig, environments: Environments, chat: Chat, engine: LocalEngine) -> EnvPool:
     rollout = config.rollout
     budgets = Budgets(
         max_tokens_per_turn=rollout.max_tokens_per_turn,
@@ -199,8 +203,7 @@ def _env_pool(config: TrainConfig, chat: Chat, engine: LocalEngine) -> EnvPool:
         max_turns=rollout.max_turns,
         wall_clock_s=rollout.wall_clock_s,
     )
-    options = env_options(config.env)
-    return EnvPool(lambda: make(config.env.name, **options), chat, budgets, context_length=engine.context_length)
+    return EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
 
 
 def _runtime(

@@ -1,0 +1,55 @@
+"""Environments of one kind for many episodes: they share their tasks, and their sandboxes where they have any."""
+
+from typing import Any
+
+import gymnasium
+
+from sao_gym.errors import ConfigError
+from sao_gym.loops import on_background
+from sao_gym.protocols import TaskSet
+from sao_gym.registry import make, resolve, spec
+
+
+class Environments:
+    """Makes environments by name. `size`: how many episodes run at a time, hence how many sandboxes they share.
+
+    One is made at once, to see that it can be: raises RegistryError, ConfigError, SandboxUnavailableError, TaskFileError.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], *, size: int) -> None:
+        self.name = name
+        self._options = dict(options)
+        entry = spec(name).entry_point
+        kind = resolve(entry) if isinstance(entry, str) else entry
+        make_sandboxes = getattr(kind, "make_sandboxes", None)
+        self._sandboxes = None
+        if make_sandboxes is not None and "sandboxes" not in options:
+            self._sandboxes = make_sandboxes(size, allow_unsafe=bool(options.get("allow_unsafe", False)))
+            self._options["sandboxes"] = self._sandboxes
+        self.tasks = self._tasks()
+
+    def make(self) -> gymnasium.Env[Any, Any]:
+        """One more environment."""
+        return make(self.name, **self._options)
+
+    def _tasks(self) -> TaskSet:
+        probe = self.make()
+        tasks: TaskSet | None = getattr(probe.unwrapped, "tasks", None)
+        probe.close()
+        if not tasks:
+            raise ConfigError(f"environment {self.name!r} holds no tasks; give --tasks FILE")
+        return tasks
+
+    async def check(self) -> None:
+        """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had."""
+        if self._sandboxes is not None:
+            await on_background(self._lease_once())
+
+    async def _lease_once(self) -> None:
+        session = await self._sandboxes.lease()
+        await session.close()
+
+    async def close(self) -> None:
+        """End the shared sandboxes; idempotent. The environments themselves are closed by who made them."""
+        if self._sandboxes is not None:
+            await on_background(self._sandboxes.close())
