@@ -3,4 +3,4 @@
 from sao_gym.commands.sft import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(None))

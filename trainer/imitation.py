@@ -114,6 +114,6 @@ class Imitation:
             packed = pack([trajectories[row] for row in rows], n_action_global=tokens)
             logprobs, _ = self.actor(Inputs.of(packed, next(self.actor.parameters()).device))
             loss = -logprobs.sum() / tokens
-            loss.backward()
+            torch.autograd.backward(loss)
             total += float(loss.detach())
         return total

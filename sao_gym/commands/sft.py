@@ -8,7 +8,6 @@ Example:
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +34,7 @@ from sao_gym.messages import Message, ToolSpec
 from sao_gym.models import copy_model, load_policy, tiny_qwen3, tiny_qwen3_moe
 from sao_gym.own_chat import OwnChat
 from sao_gym.parquet import read_trajectories
+from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.protocols import Chat, Task
 from sao_gym.registry import make
 from sao_gym.runfolder import RunFolder
@@ -46,7 +46,6 @@ from sao_gym.weights import ModuleWeights, module_tensors, weight_hash
 
 PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 NewModel = Literal["qwen3_tiny", "qwen3_moe_tiny"]
-_VERSION = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,9 @@ class NewModelConfig:
     kind: NewModel | None = setting(None, help="qwen3_tiny or qwen3_moe_tiny, in place of --model", alias="new")
     layers: int = setting(2, help="layers")
     hidden: int = setting(128, help="width")
-    vocab_size: int = setting(512, help="most entries of the vocabulary")
+    heads: int = setting(2, help="attention heads, twice the key-value heads; few and wide ones learn to copy sooner")
+    init_std: float = setting(0.05, help="standard deviation of new weights; 0.02 takes twice the steps at this width")
+    vocab_size: int = setting(1024, help="most entries of the vocabulary")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,21 +233,33 @@ def _described(start: _Start) -> str:
 def _start(config: SftConfig) -> _Start:
     if config.new.kind is None:
         policy = load_policy(config.model.path or "")
-        chat = make_chat(policy.tokenizer, config.model.chat)  # type: ignore[arg-type]
+        chat = make_chat(policy.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
         return _Start(policy.model, policy.tokenizer, chat, _trajectories(config, chat, policy.model))
     demonstrations = None if config.data.file else _demonstrations(config)
     # Bytes alone can say everything: what they say is the text from which the vocabulary is then learnt.
-    bytes_chat = OwnChat(train_tokenizer([], vocab_size=266))
+    bytes_chat = OwnChat(byte_tokenizer(), describe_tools=config.model.describe_tools)
     texts = [
         bytes_chat.decode_action(stream.token_ids)
         for trajectory in _written(config, bytes_chat, demonstrations)
         for stream in trajectory.streams
     ]
     tokenizer = train_tokenizer(texts, vocab_size=config.new.vocab_size)
-    chat = OwnChat(tokenizer)
-    make_model = tiny_qwen3 if config.new.kind == "qwen3_tiny" else tiny_qwen3_moe
-    model = make_model(len(tokenizer), config.new.layers, config.new.hidden, seed=config.seed)
+    chat = OwnChat(tokenizer, describe_tools=config.model.describe_tools)
+    model = _new_model(config.new, len(tokenizer), config.seed)
     return _Start(model, tokenizer, chat, _written(config, chat, demonstrations))
+
+
+def _new_model(config: NewModelConfig, vocab_size: int, seed: int) -> Any:
+    make_model = tiny_qwen3_moe if config.kind == "qwen3_moe_tiny" else tiny_qwen3
+    return make_model(
+        vocab_size,
+        config.layers,
+        config.hidden,
+        heads=config.heads,
+        kv_heads=max(config.heads // 2, 1),
+        initializer_range=config.init_std,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +313,3 @@ def _trajectories(config: SftConfig, chat: Chat, model: Any) -> list[Trajectory]
             f"{path} holds the id {largest}, {config.model.path} knows {model.config.vocab_size}: another tokenizer"
         )
     return found
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
