@@ -254,9 +254,7 @@ def _terms(
         return -surrogate, torch.where(keep, ratio, 0.0)
     if objective.kind == "icepop":
         factor = _exp_where(keep, watched)
-        surrogate, ratio = _clipped(
-            log_ratio, advantages, 1.0 - objective.clip_low, 1.0 + objective.clip_high
-        )
+        surrogate, ratio = _clipped(log_ratio, advantages, 1.0 - objective.clip_low, 1.0 + objective.clip_high)
         return -factor * torch.where(keep, surrogate, 0.0), factor * ratio
     weight = _exp_where(keep, log_ratio.clamp(max=_MAX_LOG_RATIO) if objective.kind == "cispo" else log_ratio)
     if objective.kind == "cispo":

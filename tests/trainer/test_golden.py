@@ -178,9 +178,7 @@ def test_03_observation_at_end(golden: Any) -> None:
     assert masked_returns(full).tolist() == near(expected["returns_lambda_1"], tol)
     wrong = case["contrast"]["advantages_if_reward_on_last_attended_token"]
     assert got.advantages.tolist() != near(wrong, 1e-3)
-    assert (
-        adv.reward_index(case["subcases"][0]["action_mask"]) == case["subcases"][0]["expected_reward_index"]
-    )
+    assert adv.reward_index(case["subcases"][0]["action_mask"]) == case["subcases"][0]["expected_reward_index"]
     with pytest.raises(InvariantError, match="no action tokens"):
         adv.compute_gae([], [], [0])
 
@@ -316,9 +314,7 @@ def test_10_clip_higher(golden: Any) -> None:
     case = golden("10")
     for row in case["expected"]:
         logp = tensor([math.log(row["ratio"])], grad=True)
-        out = run_policy(
-            logp, tensor([0]), tensor([row["advantage"]]), kind="ppo", eps_low=0.2, eps_high=0.28
-        )
+        out = run_policy(logp, tensor([0]), tensor([row["advantage"]]), kind="ppo", eps_low=0.2, eps_high=0.28)
         out.loss.backward()
         assert -out.loss.item() == near(row["surrogate"], case["tolerance"])
         assert -logp.grad.item() == near(row["grad_logp"], case["tolerance"])
@@ -326,9 +322,7 @@ def test_10_clip_higher(golden: Any) -> None:
         assert out.weight.item() * row["advantage"] == near(row["grad_logp"], case["tolerance"])
         if row["dis_0p3_5p0_grad"] is not None:
             other = tensor([math.log(row["ratio"])], grad=True)
-            run_policy(
-                other, tensor([0]), tensor([row["advantage"]]), eps_low=0.3, eps_high=5.0
-            ).loss.backward()
+            run_policy(other, tensor([0]), tensor([row["advantage"]]), eps_low=0.3, eps_high=5.0).loss.backward()
             assert -other.grad.item() == near(row["dis_0p3_5p0_grad"], case["tolerance"])
 
 
@@ -336,9 +330,7 @@ def test_11_cispo(golden: Any) -> None:
     case = golden("11")
     for row in case["expected"]:
         logp = tensor([math.log(row["ratio"])], grad=True)
-        out = run_policy(
-            logp, tensor([0]), tensor([row["advantage"]]), kind="cispo", eps_low=None, eps_high=4.0
-        )
+        out = run_policy(logp, tensor([0]), tensor([row["advantage"]]), kind="cispo", eps_low=None, eps_high=4.0)
         out.loss.backward()
         assert out.weight.item() == near(row["weight"], case["tolerance"])
         assert -logp.grad.item() == near(row["grad_logp_of_objective"], case["tolerance"])
@@ -420,9 +412,7 @@ def test_16_two_streams(golden: Any) -> None:
     for credit in ("chain", "local"):
         got = adv.compute_stream_advantages(values, rewards[credit], [5], lengths, credit=credit, lam=0.8)  # type: ignore[arg-type]
         assert sum(rewards[credit]) == case["expected"]["reward_mass"][credit]
-        for part, mask, name in zip(
-            np.split(got.advantages, [3]), masks, ("stream_1", "stream_2"), strict=True
-        ):
+        for part, mask, name in zip(np.split(got.advantages, [3]), masks, ("stream_1", "stream_2"), strict=True):
             assert spread(part, mask).tolist() == near(case["expected"][credit][name], case["tolerance"])
     perfect, wrong = case["subcases"]
     for credit in ("chain", "local", "compactionrl"):
@@ -436,9 +426,7 @@ def test_16_two_streams(golden: Any) -> None:
 def test_16_compactionrl_factor_by_hand() -> None:
     # Streams of 2, 1 and 1 tokens, lambda 1/2, reward 1 at the end, V = 0: what enters stream 2 comes from 1 later
     # token (factor 1/2), what enters stream 1 from 2 later tokens (factor 1/4), each after the ordinary link's 1/2.
-    got = adv.compute_stream_advantages(
-        [0.0] * 4, [0, 0, 0, 1.0], [4], [2, 1, 1], credit="compactionrl", lam=[0.5]
-    )
+    got = adv.compute_stream_advantages([0.0] * 4, [0, 0, 0, 1.0], [4], [2, 1, 1], credit="compactionrl", lam=[0.5])
     assert got.advantages.tolist() == [1 / 64, 1 / 32, 1 / 4, 1.0]
 
 

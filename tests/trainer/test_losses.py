@@ -16,9 +16,7 @@ KINDS = losses.KINDS
 
 
 def objective(kind: str, **options: Any) -> losses.PolicyObjective:
-    bounds: dict[str, Any] = {"ppo": {"eps_low": 0.2, "eps_high": 0.28}, "trm": {"delta_max": 0.3}}.get(
-        kind, {}
-    )
+    bounds: dict[str, Any] = {"ppo": {"eps_low": 0.2, "eps_high": 0.28}, "trm": {"delta_max": 0.3}}.get(kind, {})
     return losses.PolicyObjective(kind=kind, **(bounds | options))  # type: ignore[arg-type]
 
 
@@ -34,9 +32,7 @@ def batch(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def run(
-    kind: str, parts: dict[str, torch.Tensor], weights: torch.Tensor, **options: Any
-) -> losses.PolicyLoss:
+def run(kind: str, parts: dict[str, torch.Tensor], weights: torch.Tensor, **options: Any) -> losses.PolicyLoss:
     return losses.policy_loss(objective(kind, **options), **parts, token_weights=weights)
 
 
