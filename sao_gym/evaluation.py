@@ -15,7 +15,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Clock, Engine, Sampling, Task, TaskSet
 from sao_gym.rollout import EnvPool, Episode, white_box
 from sao_gym.statistics import Interval, PassAtK, clustered_interval, mean_pass_at_k
-from sao_gym.stream import OutcomeStatus, TokenStream, Trajectory
+from sao_gym.stream import OutcomeStatus, Trajectory
 
 MakeEnv = Callable[[], gymnasium.Env[tuple[Message, ...], Message]]
 _GENERATE_REASONS = ("engine", "DeadlineError")
@@ -224,8 +224,8 @@ async def _run(
     reason = trajectory.outcome.reason or ""
     if reason.startswith("grading"):
         return trajectory, "grade"
-    if not asked:  # nothing was sampled: whatever stream the environment shows is not this episode's
-        return replace(trajectory, streams=(TokenStream(),)), "reset"
+    if not asked:
+        return trajectory, "reset"
     return trajectory, "generate" if reason in _GENERATE_REASONS else "step"
 
 

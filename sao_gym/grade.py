@@ -3,4 +3,4 @@
 from sao_gym.commands.grade import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(None))
+    raise SystemExit(main())

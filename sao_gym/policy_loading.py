@@ -34,6 +34,7 @@ def open_policy(
     path: str | Path,
     *,
     chat_kind: str = "auto",
+    describe_tools: bool | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
     slots: int = 16,
@@ -55,7 +56,7 @@ def open_policy(
     from sao_gym.engines.local import LocalEngine
 
     loaded = load_policy(path, dtype=getattr(torch, dtype))
-    chat = make_chat(loaded.tokenizer, chat_kind)  # type: ignore[arg-type]  # it refuses other words itself
+    chat = make_chat(loaded.tokenizer, chat_kind, describe_tools=describe_tools)  # type: ignore[arg-type]
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     engine = LocalEngine(
         loaded.model.eval(),

@@ -15,23 +15,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from sao_gym.budgets import Budgets
 from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.commands.base import run_command, take_options
+from sao_gym.commands.environments import Environments
 from sao_gym.commands.eval_config import RULES, EvalConfig, SamplingConfig, TasksConfig, is_scripted
 from sao_gym.commands.eval_report import RESULTS, TRAJECTORIES, EvalProgress, table, versions, write_report
 from sao_gym.completions import check_script, read_script, scripted_engine
 from sao_gym.config import Resolved, dump, help_text, resolve
-from sao_gym.errors import ConfigError, RunFolderError
+from sao_gym.errors import RunFolderError
 from sao_gym.evaluation import Evaluation, episode_uid, evaluate, take, to_record
 from sao_gym.parquet import write_trajectories
 from sao_gym.policy_loading import OpenPolicy, byte_tokenizer, chat_fingerprint, load_tokenizer, open_policy
 from sao_gym.protocols import Sampling, Task
-from sao_gym.registry import make, spec
 from sao_gym.registry import resolve as find_object
+from sao_gym.registry import spec
 from sao_gym.runfolder import LOCK, RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.tasks.base import hash_tasks, load_tasks
@@ -54,10 +53,9 @@ examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """What is evaluated on: the environment's name and maker, the tasks taken, and what names them."""
+    """What is evaluated on: environments, the tasks taken, and what names them."""
 
-    env_id: str
-    make_env: Callable[[], gymnasium.Env[Any, Any]]
+    environments: Environments
     tasks: tuple[Task, ...]
     facts: dict[str, Any]
 
@@ -88,18 +86,22 @@ def _refuse_used(path: Path) -> None:
 
 async def _run(resolved: Resolved[EvalConfig], folder: RunFolder | None) -> int:
     config = resolved.config
-    setup = _setup(config.env)
-    policy = _policy(config, setup)
+    setup = _setup(config.env, config.concurrency)
     try:
-        facts = await _manifest(config, setup, policy)
-        if folder is not None:
-            folder.write_config(dump(resolved))
-            folder.write_manifest(facts)
-        trajectories: list[Trajectory] = []
-        keep = trajectories.append if folder is not None else None
-        evaluation = await _evaluate(config, setup, policy, EvalProgress(folder), keep)
+        await setup.environments.check()
+        policy = _policy(config, setup)
+        try:
+            facts = await _manifest(config, setup, policy)
+            if folder is not None:
+                folder.write_config(dump(resolved))
+                folder.write_manifest(facts)
+            trajectories: list[Trajectory] = []
+            keep = trajectories.append if folder is not None else None
+            evaluation = await _evaluate(config, setup, policy, EvalProgress(folder), keep)
+        finally:
+            await policy.engine.close()
     finally:
-        await policy.engine.close()
+        await setup.environments.close()
     print(f"{facts['tasks']['name']}: {config.engine.kind} engine, {_spoken(config.sampling)}\n\n{table(evaluation)}")
     if folder is not None:
         order = {result.uid: index for index, result in enumerate(evaluation.results)}
@@ -118,7 +120,7 @@ async def _evaluate(
 ) -> Evaluation:
     return await evaluate(
         engine=policy.engine,
-        make_env=setup.make_env,
+        make_env=setup.environments.make,
         chat=policy.chat,
         tasks=setup.tasks,
         samples=config.sampling.n,
@@ -126,7 +128,7 @@ async def _evaluate(
         budgets=_budgets(config.sampling),
         clock=SystemClock(),
         seed=config.sampling.seed,
-        env_id=setup.env_id,
+        env_id=setup.environments.name,
         concurrency=config.concurrency,
         label=LABEL,
         level=config.level,
@@ -138,18 +140,15 @@ async def _evaluate(
 # -- environment and tasks
 
 
-def _setup(config: TasksConfig) -> _Setup:
+def _setup(config: TasksConfig, size: int) -> _Setup:
     name = config.name or "python_math"
     options = dict(config.options)
     if config.tasks is not None:
         options["tasks"] = load_tasks(config.tasks)
     elif split := config.split or ("heldout" if _has_split(name) else None):
         options.setdefault("split", split)
-    probe = make(name, **options)
-    given = getattr(probe.unwrapped, "tasks", None)
-    probe.close()
-    if given is None:
-        raise ConfigError(f"environment {name!r} holds no tasks of its own; give --tasks FILE")
+    environments = Environments(name, options, size=size)
+    given = environments.tasks
     tasks = take(given, config.limit)
     facts = {
         "name": getattr(given, "name", name),
@@ -157,7 +156,7 @@ def _setup(config: TasksConfig) -> _Setup:
         "taken": len(tasks),
         "taken_hash": hash_tasks(tasks),
     }
-    return _Setup(env_id=name, make_env=lambda: make(name, **options), tasks=tasks, facts=facts)
+    return _Setup(environments=environments, tasks=tasks, facts=facts)
 
 
 def _has_split(name: str) -> bool:
@@ -174,6 +173,7 @@ def _policy(config: EvalConfig, setup: _Setup) -> OpenPolicy:
         return open_policy(
             config.model.path or "",
             chat_kind=config.model.chat,
+            describe_tools=config.model.describe_tools,
             dtype=config.model.dtype,
             device=config.engine.device,
             slots=config.concurrency,
@@ -185,7 +185,7 @@ def _policy(config: EvalConfig, setup: _Setup) -> OpenPolicy:
     script = read_script(path)
     check_script(script, setup.tasks, path)
     tokenizer = load_tokenizer(config.model.path) if config.model.path else byte_tokenizer()
-    chat = make_chat(tokenizer, config.model.chat)
+    chat = make_chat(tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
     episodes = {
         episode_uid(LABEL, index, attempt): script.lines(task.id, attempt)
         for index, task in enumerate(setup.tasks)
@@ -221,7 +221,7 @@ async def _manifest(config: EvalConfig, setup: _Setup, policy: OpenPolicy) -> di
     sampling = _sampling(config.sampling)
     return {
         "versions": versions(),
-        "env": {"name": setup.env_id, "options": config.env.options},
+        "env": {"name": setup.environments.name, "options": config.env.options},
         "tasks": setup.facts,
         "model": {"path": config.model.path, "weight_hash": (await policy.engine.health()).weight_hash or None},
         "chat": {
@@ -244,4 +244,4 @@ async def _manifest(config: EvalConfig, setup: _Setup, policy: OpenPolicy) -> di
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(None))
+    raise SystemExit(main())

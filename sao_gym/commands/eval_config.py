@@ -35,6 +35,9 @@ class PolicyConfig:
 
     path: str | None = setting(None, help="folder of a transformers checkpoint (or of a .gguf)", alias="model")
     chat: ChatKind = setting("auto", help="how messages become ids")
+    describe_tools: bool | None = setting(
+        None, help="our own chat lists the tools in the system prompt; unset: as the checkpoint was made"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = setting("float32", help="number format of the weights")
 
 
@@ -123,5 +126,8 @@ RULES = (
         for name in ("context_length", "deterministic", "device", "threads")
     ),
     InertRule("model.dtype", is_scripted, "engine.kind is scripted"),
+    InertRule(
+        "model.describe_tools", lambda c: c.model.chat in ("renderer", "template"), "model.chat is not our own template"
+    ),
     InertRule("env.split", lambda c: c.env.tasks is not None, "env.tasks names a file"),
 )

@@ -203,8 +203,11 @@ def test_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "    async def close(self):\n"
         "        pass\n"
         "class Bare(ArithmeticEnv):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(arithmetic_tasks('heldout', pool=4), sandboxes=Nowhere())\n"
+        "    def __init__(self, sandboxes=None):\n"
+        "        super().__init__(arithmetic_tasks('heldout', pool=4), sandboxes=sandboxes)\n"
+        "    @classmethod\n"
+        "    def make_sandboxes(cls, size, *, allow_unsafe=False):\n"
+        "        return Nowhere()\n"
     )
     words = ["--env", f"{tmp_path / 'bare.py'}:Bare", "--engine", "scripted"]
     assert main([*words, "--completions", str(tmp_path / "said.jsonl"), "--out", str(tmp_path / "out")]) == 2
