@@ -196,10 +196,6 @@ class EnvPool:
         self._context_length = context_length
         self._free: list[TokenEnv] = []
 
-    def like(self, make: Callable[[], gymnasium.Env[tuple[Message, ...], Message]]) -> "EnvPool":
-        """A pool with the same chat and budgets over other environments."""
-        return EnvPool(make, self._chat, self._budgets, context_length=self._context_length)
-
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[TokenEnv]:
         """An environment for one episode."""

@@ -31,7 +31,7 @@ def draw_curves(records: Sequence[dict[str, Any]], heldout: Sequence[HeldoutResu
             for greedy, marker in ((False, "o"), (True, "^")):
                 chosen = [result for result in heldout if result.greedy is greedy]
                 label = "held-out, greedy" if greedy else "held-out, T = 1"
-                axes.plot([r.step for r in chosen], [r.success.rate for r in chosen], marker, label=label)
+                axes.plot([r.step for r in chosen], [r.success for r in chosen], marker, label=label)
         axes.set_title(title)
         axes.set_xlabel("batch")
         axes.legend(fontsize="small")

@@ -22,7 +22,7 @@ class Environments:
         entry = spec(name).entry_point
         kind = resolve(entry) if isinstance(entry, str) else entry
         make_sandboxes = getattr(kind, "make_sandboxes", None)
-        self._sandboxes = None
+        self._sandboxes: Any = None
         if make_sandboxes is not None and "sandboxes" not in options:
             self._sandboxes = make_sandboxes(size, allow_unsafe=bool(options.get("allow_unsafe", False)))
             self._options["sandboxes"] = self._sandboxes

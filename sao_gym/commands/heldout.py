@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sao_gym.collect import Success, collect, numbered
 from sao_gym.commands.environments import Environments
 from sao_gym.commands.policy import heldout_options
+from sao_gym.evaluation import evaluate, take
 from sao_gym.loops import run_blocking
 from sao_gym.protocols import Sampling
-from sao_gym.rollout import EnvPool
+from sao_gym.statistics import Interval
 
 if TYPE_CHECKING:
     from sao_gym.commands.training import Run
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldoutResult:
-    """Success after `step` batches; `greedy` at temperature 0, else at 1."""
+    """Success after `step` batches, over `episodes` scored ones; `greedy` at temperature 0, else at 1."""
 
     step: int
     greedy: bool
-    success: Success
+    success: float
+    interval: Interval | None
+    episodes: int
 
 
 class Heldout:
@@ -30,10 +32,10 @@ class Heldout:
     def __init__(self, run: "Run") -> None:
         config = run.parts.config
         self._run = run
-        options = heldout_options(config.env)
-        self._environments = Environments(config.env.name, options, size=config.rollout.max_in_flight)
-        self._tasks = self._environments.tasks
-        self._pool: EnvPool = run.pool.like(self._environments.make)
+        self._environments = Environments(
+            config.env.name, heldout_options(config.env), size=config.rollout.max_in_flight
+        )
+        self._tasks = take(self._environments.tasks, min(config.evaluation.episodes, len(self._environments.tasks)))
         self.results: list[HeldoutResult] = []
 
     def both(self, state: "RunState") -> None:
@@ -46,33 +48,43 @@ class Heldout:
         self._evaluate(state, greedy=False)
 
     def _evaluate(self, state: "RunState", *, greedy: bool) -> None:
-        parts = self._run.parts
-        config = parts.config
-        name = f"eval-{state.step}-{'greedy' if greedy else 'sampled'}"
-        count = min(config.evaluation.episodes, len(self._tasks)) if greedy else config.evaluation.episodes
-        episodes = numbered(self._tasks, count, env_id=config.env.name, seed=config.seed + 1, name=name)
-        sampling = Sampling(max_tokens=parts.engine.context_length, temperature=0.0 if greedy else 1.0)
-        gathered = collect(
-            self._pool,
-            parts.engine,
-            episodes,
-            sampling=sampling,
+        parts, config = self._run.parts, self._run.parts.config
+        samples = 1 if greedy else -(-config.evaluation.episodes // len(self._tasks))
+        work = evaluate(
+            engine=parts.engine,
+            make_env=self._environments.make,
+            chat=self._run.chat,
+            tasks=self._tasks,
+            samples=samples,
+            sampling=Sampling(max_tokens=parts.engine.context_length, temperature=0.0 if greedy else 1.0),
+            budgets=self._run.budgets,
             clock=parts.clock,
-            max_in_flight=config.rollout.max_in_flight,
+            seed=config.seed,
+            env_id=config.env.name,
+            concurrency=config.rollout.max_in_flight,
         )
-        success = Success.of(run_blocking(gathered))
-        self.results.append(HeldoutResult(step=state.step, greedy=greedy, success=success))
-        kind = "greedy" if greedy else "T = 1"
+        summary = run_blocking(work).summary
+        result = HeldoutResult(
+            step=state.step,
+            greedy=greedy,
+            success=summary.success or 0.0,
+            interval=summary.interval,
+            episodes=summary.n_scored,
+        )
+        self.results.append(result)
+        self._report(result)
+
+    def _report(self, result: HeldoutResult) -> None:
+        kind = "greedy" if result.greedy else "T = 1"
+        spread = f" ({result.interval.low:.3f}-{result.interval.high:.3f})" if result.interval else ""
         print(
-            f"held-out success after {state.step} batches ({kind}): {success.rate:.3f} of {success.episodes}",
+            f"held-out success after {result.step} batches ({kind}): {result.success:.3f}{spread} of {result.episodes}",
             flush=True,
         )
-        key = "heldout_greedy" if greedy else "heldout_success"
-        parts.folder.append_metrics(
-            {"step": state.step, "event": "evaluation", key: success.rate, "episodes": success.episodes}
-        )
+        key = "heldout_greedy" if result.greedy else "heldout_success"
+        record = {"step": result.step, "event": "evaluation", key: result.success, "episodes": result.episodes}
+        self._run.parts.folder.append_metrics(record)
 
     def close(self) -> None:
-        """Close the environments; idempotent."""
-        run_blocking(self._pool.close())
+        """Close what the environments share; idempotent."""
         run_blocking(self._environments.close())

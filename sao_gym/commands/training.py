@@ -64,6 +64,7 @@ class Run:
     parts: Parts
     state: RunState
     chat: Chat
+    budgets: Budgets
     tasks: TaskSet
     pool: EnvPool
     critic_origin: str
@@ -107,7 +108,8 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
         learner = Learner(config, policy.model, critic, accelerator, clock)
         if checkpoint:
             load_optimizers(checkpoint[1], learner)
-        pool = _env_pool(config, environments, chat, engine)
+        budgets = _budgets(config)
+        pool = EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
         stack.callback(lambda: run_blocking(pool.close()))
         ledger = Ledger(folder.file(LEDGER_FILE))
         stack.callback(ledger.close)
@@ -134,6 +136,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
             parts=parts,
             state=state,
             chat=chat,
+            budgets=budgets,
             tasks=environments.tasks,
             pool=pool,
             critic_origin=origin,
@@ -195,15 +198,14 @@ def _engine(config: TrainConfig, model: Any, version: int, clock: SystemClock) -
     )
 
 
-def _env_pool(config: TrainConfig, environments: Environments, chat: Chat, engine: LocalEngine) -> EnvPool:
+def _budgets(config: TrainConfig) -> Budgets:
     rollout = config.rollout
-    budgets = Budgets(
+    return Budgets(
         max_tokens_per_turn=rollout.max_tokens_per_turn,
         max_tokens_per_episode=rollout.max_tokens_per_episode,
         max_turns=rollout.max_turns,
         wall_clock_s=rollout.wall_clock_s,
     )
-    return EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
 
 
 def _runtime(
