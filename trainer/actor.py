@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sao_gym.errors import ModelError
 from sao_gym.trainer.batch import Packed
 
 CHUNK_TOKENS = 4096
+_AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,20 @@ def _chunk_logprobs(head: nn.Module, states: Tensor, targets: Tensor, temperatur
 
 
 class Actor(nn.Module):
-    """A causal language model seen as a policy. `model` is the unmodified transformers model."""
+    """A causal language model seen as a policy. `model` is the unmodified transformers model.
+
+    Raises ModelError for one that changes its logits after the head, which this class applies by itself.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        config: Any = model.config
+        for name in _AFTER_THE_HEAD:
+            if getattr(config, name, None) not in (None, 1.0):
+                raise ModelError(
+                    f"the model has {name} = {getattr(config, name)}, applied after its head; log-probs would differ "
+                    "from the engine's: train another architecture"
+                )
         self.model = model
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

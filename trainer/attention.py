@@ -15,7 +15,8 @@ from transformers import AttentionInterface
 from sao_gym.errors import ModelError
 
 NAME = "sao_packed"
-_RECURRENT = ("linear_attention", "mamba", "recurrent", "ssm", "conv")
+_KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_RECURRENT = {"linear_attn", "mamba", "mixer", "recurrent", "temporal_block", "ssm", "conv"}
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
@@ -33,13 +34,19 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each document.
 
     query [1, H, T, E], key and value [1, H_kv, T, E]; `cu_seq_lens_q` [D+1] are the documents' starts and T. Returns
     ([1, T, H, E], None). Dropout is off whatever the mode: the learner's log-probs must equal the engine's (trap 30).
+    Raises ModelError for capped scores (`softcap`) and attention sinks (`s_aux`), which `sdpa` cannot compute.
     """
+    if softcap is not None or s_aux is not None:
+        what = "capped attention scores (softcap)" if softcap is not None else "attention sinks (s_aux)"
+        raise ModelError(f"the model has {what}, which packed attention does not compute; train another architecture")
     starts = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
     outputs = []
     for start, end in pairwise(starts):
@@ -60,16 +67,19 @@ def packed_attention(
 
 
 def use_packed_attention(model: nn.Module) -> None:
-    """Let a transformers model attend over packed documents. Raises ModelError for recurrent mixers.
+    """Let a transformers model attend over packed documents.
 
-    A recurrent state runs on over document ends, so such models need one document a row.
+    Raises ModelError for recurrent mixers, whose state runs on over document ends (such models need one document a
+    row), and for kinds of layers that are not known.
     """
     config: Any = model.config
-    mixers = {kind for kind in getattr(config, "layer_types", None) or () if any(r in kind for r in _RECURRENT)}
-    if mixers:
+    declared = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    modules = {segment for name, _ in model.named_modules() for segment in name.split(".")}
+    foreign = {*declared} - _KNOWN_LAYERS or modules & _RECURRENT
+    if foreign:
         raise ModelError(
-            f"the model has {', '.join(sorted(mixers))} layers, whose state would leak between packed documents; "
-            "train a model with attention layers only"
+            f"the model has layers of kind {', '.join(sorted(foreign))}, not attention over whole documents or a "
+            "sliding window: recurrent state would leak between packed documents; train a model with such layers only"
         )
     implementation = NAME
     if next(model.parameters()).is_cuda and _has_flash_attention():

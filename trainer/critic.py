@@ -150,10 +150,16 @@ def critic_from_model(model: nn.Module) -> Critic:
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """Set every drop-out to 0: the learner's log-probs must be the engine's in train mode too (trap 30)."""
+    """Set every drop-out to 0: the learner's log-probs must be the engine's in train mode too (trap 30).
+
+    It may be a module, a number that a module hands to a function, or a field of the configuration.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     config: Any = getattr(model, "config", None)
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(config, name):

@@ -14,7 +14,14 @@ from sao_gym.models import tiny_qwen3, tiny_qwen3_moe
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
 from sao_gym.trainer.actor import Actor, Inputs
 from sao_gym.trainer.batch import Packed, pack
-from sao_gym.trainer.config import CriticConfig, LearnerConfig, LossConfig, OptimizerConfig, StalenessConfig, TrainConfig
+from sao_gym.trainer.config import (
+    CriticConfig,
+    LearnerConfig,
+    LossConfig,
+    OptimizerConfig,
+    StalenessConfig,
+    TrainConfig,
+)
 from sao_gym.trainer.critic import critic_from_model
 from sao_gym.trainer.learner import Learner, StepPlan
 from sao_gym.trainer.plan import make_plan

@@ -12,9 +12,7 @@ from sao_gym.trainer.estimation import critic_targets, estimation_units, policy_
 
 
 def action(n):
-    return Segment.action(
-        [1] * n, logprobs=[-1.0] * n, versions=[0] * n, temperature=1.0, stop=StopReason.STOP
-    )
+    return Segment.action([1] * n, logprobs=[-1.0] * n, versions=[0] * n, temperature=1.0, stop=StopReason.STOP)
 
 
 def episode(*streams, value=0.0, uid="r", outcome=None):
