@@ -49,6 +49,7 @@ class EpisodeResult:
     value: float | None = None
     passed: bool | None = None
     detail: str = ""
+    grader_version: str = ""
     turns: int = 0
     n_action: int = 0
     version: int | None = None
@@ -242,6 +243,7 @@ def to_result(trajectory: Trajectory, chat: Chat, stage: str | None = None) -> E
         value=score.value if score else None,
         passed=score.passed if score else None,
         detail=score.detail if score else "",
+        grader_version=score.grader_version if score else "",
         turns=trajectory.n_turns,
         n_action=trajectory.n_action,
         version=trajectory.first_version,

@@ -227,6 +227,7 @@ async def _manifest(config: EvalConfig, setup: _Setup, policy: OpenPolicy) -> di
         "chat": {
             "kind": type(policy.chat).__name__,
             "fingerprint": chat_fingerprint(policy.chat),
+            "describe_tools": getattr(policy.chat, "describe_tools", None),
             "template_hash": sha256(str(template).encode()).hexdigest() if template else None,
             "stop_token_ids": list(policy.chat.stop_token_ids),
         },

@@ -80,6 +80,7 @@ def test_scripted_arithmetic_in_a_process(tmp_path: Path) -> None:
         (t.id, a) for t in (first, second, third) for a in (0, 1)
     ]
     assert samples[0]["text"] == f"\\boxed{{{first.answer}}}"
+    assert {s["grader_version"] for s in samples} == {"integer-1"}
     trajectories = read_trajectories(tmp_path / "out" / "trajectories.parquet")
     assert [t.uid for t in trajectories] == [s["uid"] for s in samples]
     tokenizer = byte_tokenizer()
