@@ -44,17 +44,18 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
         """Hold a new folder. Raises RunFolderError if it is in use, holds a run, or holds anything else."""
-        _refuse_contents(path)
+        # Whoever holds a folder locked it before putting anything in: so contents first, then the lock.
+        if problem := _occupied(path):
+            _refuse_held(path)
+            raise RunFolderError(problem)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"cannot make the run folder {path}: {error.strerror}") from error
         lock = _acquire(path)
-        try:
-            _refuse_contents(path)
-        except RunFolderError:
+        if problem := _occupied(path):
             os.close(lock)
-            raise
+            raise RunFolderError(problem)
         return cls(path, lock)
 
     @classmethod
@@ -125,29 +126,26 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _refuse_contents(path: Path) -> None:
+def _occupied(path: Path) -> str | None:
+    """Why a new run cannot have this folder, going by what lies in it."""
     if path.exists() and not path.is_dir():
-        raise RunFolderError(f"{path} is a file: give a new folder with --out")
+        return f"{path} is a file: give a new folder with --out"
     names = sorted(item.name for item in path.iterdir()) if path.exists() else []
     if CONFIG in names:
-        _refuse_held(path)
-        raise RunFolderError(
-            f"{path} already holds a run: go on with it by --resume {path}, or give a new folder with --out"
-        )
+        return f"{path} already holds a run: go on with it by --resume {path}, or give a new folder with --out"
     others = [name for name in names if name != LOCK and not name.startswith(LOCK + ".")]
-    if others:
-        raise RunFolderError(
-            f"{path} is not empty and holds no run (it has {', '.join(others[:3])}): give a new folder with --out"
-        )
+    if not others:
+        return None
+    return f"{path} is not empty and holds no run (it has {', '.join(others[:3])}): give a new folder with --out"
 
 
 def _refuse_held(path: Path) -> None:
     try:
         descriptor = os.open(path / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        _flock(descriptor, path)
+        _flock(descriptor, path, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
@@ -181,9 +179,9 @@ def _acquire(path: Path) -> int:
     return descriptor
 
 
-def _flock(descriptor: int, path: Path) -> None:
+def _flock(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise RunFolderError(f"cannot lock the run folder {path}: {error.strerror}") from error

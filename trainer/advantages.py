@@ -96,11 +96,17 @@ def compute_gae(
     """
     v, r, n = _checked(values, rewards, lengths)
     decay = gamma * np.broadcast_to(np.asarray(lam, dtype=np.float64), n.shape)
-    deltas = r + gamma * _next_values(v, n, _per_row(bootstrap, n)) - v
-    advantages = np.empty_like(deltas)
-    for start, stop, rate in zip(*_bounds(n), decay, strict=True):
-        advantages[start:stop] = _accumulate(deltas[start:stop], float(rate))
-    return Advantages(advantages, advantages + v)
+    advantages = np.empty_like(v)
+    returns = np.empty_like(v)
+    # Row by row: a row's arrays stay in the processor's cache, a batch's do not.
+    for start, stop, rate, after in zip(*_bounds(n), decay, _per_row(bootstrap, n), strict=True):
+        row = v[start:stop]
+        deltas = r[start:stop] - row
+        deltas[:-1] += gamma * row[1:]
+        deltas[-1] += gamma * after
+        advantages[start:stop] = _accumulate(deltas, float(rate))
+        np.add(advantages[start:stop], row, out=returns[start:stop])
+    return Advantages(advantages, returns)
 
 
 def compute_returns(
