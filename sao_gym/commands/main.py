@@ -29,6 +29,7 @@ class Entry:
 
 
 COMMANDS = (
+    Entry("quickstart", "sao_gym.commands.quickstart:main", "train a small agent end to end, on two CPU cores"),
     Entry("train", "sao_gym.commands.train:main", "train an agent with asynchronous SAO"),
     Entry("sft", "sao_gym.commands.sft:main", "fine-tune a policy on trajectories, action tokens only"),
     Entry("pretrain_critic", "sao_gym.commands.pretrain_critic:main", "fit a critic to a fixed policy's returns"),
