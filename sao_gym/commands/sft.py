@@ -75,8 +75,8 @@ class NewModelConfig:
     kind: NewModel | None = setting(None, help="qwen3_tiny or qwen3_moe_tiny, in place of --model", alias="new")
     layers: int = setting(2, help="layers")
     hidden: int = setting(128, help="width")
-    heads: int = setting(2, help="attention heads, twice the key-value heads; few and wide ones learn to copy sooner")
-    init_std: float = setting(0.05, help="standard deviation of new weights; 0.02 takes twice the steps at this width")
+    heads: int = setting(4, help="attention heads, and half as many for keys and values")
+    init_std: float = setting(0.07, help="standard deviation of new weights; with 0.02 copying is learnt far later")
     vocab_size: int = setting(1024, help="most entries of the vocabulary")
 
 
@@ -85,6 +85,7 @@ class TrialConfig:
     """Success on held-out tasks while learning, sampled at temperature 1."""
 
     every: int | None = setting(None, help="steps between trials; null: none", alias="eval-every")
+    after: int = setting(0, help="steps before the first trial")
     episodes: int = setting(128, help="episodes of a trial", alias="eval-episodes")
     stop_at_success: float | None = setting(
         None, help="stop at the first trial with at least this share of successes", alias="stop-at-success"
@@ -188,12 +189,11 @@ async def _learn(config: SftConfig, start: _Start, trial: Trial | None, folder: 
     imitation = Imitation(start.model, config.sft, steps=config.steps)
     order = row_order(len(start.trajectories), batch_size=config.batch_size, steps=config.steps, seed=config.seed)
     facts: dict[str, Any] = {}
-    every = config.trial.every
     for step, rows in enumerate(order, start=1):
         taken = imitation.step([start.trajectories[row] for row in rows])
         record: dict[str, Any] = {"step": step, "loss": taken.loss, "tokens": taken.tokens}
         record |= {"gradient_norm": taken.gradient_norm, "lr": taken.lr}
-        if trial is not None and every is not None and (step % every == 0 or step == config.steps):
+        if trial is not None and _is_due(step, config):
             success = await trial.run(ModuleWeights(start.model), step, config.trial.episodes)
             record["success"] = success.rate
             facts |= {"success": success.rate, "tokens_per_episode": success.tokens}
@@ -207,6 +207,13 @@ async def _learn(config: SftConfig, start: _Start, trial: Trial | None, folder: 
         facts["greedy_success"] = greedy.rate
         print(f"greedy: success {greedy.rate:.3f} over {greedy.episodes} episodes")
     return facts
+
+
+def _is_due(step: int, config: SftConfig) -> bool:
+    every = config.trial.every
+    if every is None:
+        return False
+    return step == config.steps or (step > config.trial.after and step % every == 0)
 
 
 def _line(step: int, loss: float, success: Success) -> str:
