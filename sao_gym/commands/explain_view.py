@@ -86,7 +86,7 @@ def _figures(figures: ActionFigures | None) -> Row:
 
 def _cell(text: str) -> str:
     """Text on one line, quoted so that spaces show, cut in the middle where it is long."""
-    shown = json.dumps(text, ensure_ascii=False)
+    shown = repr(text)
     if len(shown) <= _TEXT_WIDTH:
         return shown
     half = (_TEXT_WIDTH - 3) // 2

@@ -105,11 +105,11 @@ def test_plain_text(ask: Callable[..., Any]) -> None:
     head, prompt, *tokens, observation = lines[5:-1]
     assert head.split()[:4] == ["pos", "turn", "kind", "text"]
     assert prompt.split()[:3] == ["0-8", "-1", "observation"]
-    assert '"<|user|>2 + 2?<|end|><|assistant|>"' in prompt
+    assert "'<|user|>2 + 2?<|end|><|assistant|>'" in prompt
     assert [line.split()[0] for line in tokens] == [str(position) for position in range(9, 14)]
     assert all(" high " in line for line in tokens)
     assert tokens[-1].split()[-1] == "1"
-    assert '"ü?"' in observation  # bytes that are half a character alone are whole together
+    assert "'ü?'" in observation  # bytes that are half a character alone are whole together
 
 
 def test_every_token_of_an_observation(ask: Callable[..., Any]) -> None:
