@@ -25,7 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from sao_gym.errors import ConfigError
+from sao_gym.errors import ConfigError, GradingError, SaoGymError
 from sao_gym.loops import Caller, drive, inline, offload
 from sao_gym.messages import Message, ToolSpec
 from sao_gym.protocols import Task, TaskSet
@@ -264,7 +264,12 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         """Grade once; what the rewards lack to the score's value is added to the last action's."""
         if self._is_graded:
             return self._score
-        score: Score | None = await call(self.grade)
+        try:
+            score: Score | None = await call(self.grade)
+        except SaoGymError:
+            raise
+        except Exception as error:
+            raise GradingError(f"the grader raised {type(error).__name__}: {error}") from error
         if score is not None:
             if self._rewards:
                 self._rewards[-1] += score.value - sum(self._rewards)

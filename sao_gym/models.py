@@ -10,7 +10,8 @@ Example:
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,20 @@ import torch
 
 from sao_gym.errors import ModelError
 from sao_gym.protocols import Chat
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars out of what a command prints."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +73,13 @@ def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Load
     from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import, and not needed to refuse
 
     options: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
-    tokenizer = _read("tokenizer", folder, lambda: AutoTokenizer.from_pretrained(folder, **options))
+    with quiet():
+        tokenizer = _read("tokenizer", folder, lambda: AutoTokenizer.from_pretrained(folder, **options))
     _check_tokenizer(folder, tokenizer, gguf)
     # mismatches are let through to the report, where they are refused by name
     options |= {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, report = _read("weights", folder, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
+    with quiet():
+        model, report = _read("weights", folder, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
     _check_whole(folder, report)
     if gguf:
         _forget_quantization(model)

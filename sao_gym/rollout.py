@@ -48,10 +48,13 @@ class Episode:
 
 
 @dataclass(slots=True)
-class _Stopwatch:
+class _Progress:
+    """How far the episode came: until `is_begun`, the environment still holds the one before."""
+
     clock: Clock
     engine_s: float = 0.0
     env_s: float = 0.0
+    is_begun: bool = False
 
 
 async def white_box(
@@ -68,12 +71,17 @@ async def white_box(
     `on_version` hears the engine's version when the first token is asked for, and the exact one once it is sampled.
     Raises UserError and InvariantError; anything else that fails is an outcome `error`.
     """
-    watch = _Stopwatch(clock)
+    progress = _Progress(clock)
     start, admitted = clock.now(), engine.version
     outcome: Outcome | None = None
     try:
-        drive = _drive(env, engine, episode, sampling, watch, on_version or (lambda version: None))
-        if await _within(clock, env.budgets.wall_clock_s, drive) is None and env.outcome is None:
+        drive = _drive(env, engine, episode, sampling, progress, on_version or (lambda version: None))
+        if await _within(clock, env.budgets.wall_clock_s, drive) is None:
+            if not progress.is_begun:
+                raise EpisodeError(
+                    f"the environment was not ready within the episode's {env.budgets.wall_clock_s:g} s",
+                    kind="reset_timeout",
+                )
             grading = env.finish_async(TruncationReason.WALL_CLOCK)
             await _in_time(clock, GRADING_S, grading, "the grade of an episode that ran out of time")
     except (UserError, InvariantError):
@@ -86,8 +94,8 @@ async def white_box(
         outcome = Outcome.error(type(error).__name__)
     finally:
         await engine.end_session(episode.uid)
-    seconds = {"episode_s": clock.now() - start, "engine_s": watch.engine_s, "env_s": watch.env_s}
-    return _record(env, episode, outcome, admitted, seconds)
+    seconds = {"episode_s": clock.now() - start, "engine_s": progress.engine_s, "env_s": progress.env_s}
+    return _record(env, episode, outcome, admitted, seconds, is_begun=progress.is_begun)
 
 
 async def _drive(
@@ -95,18 +103,19 @@ async def _drive(
     engine: Engine,
     episode: Episode,
     sampling: Sampling,
-    watch: _Stopwatch,
+    progress: _Progress,
     on_version: Callable[[int], None],
 ) -> bool:
     """Step until the environment or a budget ends the episode."""
-    before = watch.clock.now()
+    before = progress.clock.now()
     await env.reset_async(seed=episode.seed(_RESET_CALL) % 2**31, options={"task": episode.task})
-    watch.env_s += watch.clock.now() - before
+    progress.env_s += progress.clock.now() - before
+    progress.is_begun = True
     call = 0
     while env.outcome is None:
         if call == 0:
             on_version(engine.version)
-        before = watch.clock.now()
+        before = progress.clock.now()
         request = replace(
             sampling,
             max_tokens=min(sampling.max_tokens, env.next_max_tokens),
@@ -116,16 +125,22 @@ async def _drive(
         generation = await engine.generate(env.token_ids, request, episode.uid)
         if call == 0 and len(generation.versions):
             on_version(int(generation.versions[0]))
-        after = watch.clock.now()
-        watch.engine_s += after - before
+        after = progress.clock.now()
+        progress.engine_s += after - before
         await env.step_async(generation)
-        watch.env_s += watch.clock.now() - after
+        progress.env_s += progress.clock.now() - after
         call += 1
     return True
 
 
 def _record(
-    env: TokenEnv, episode: Episode, outcome: Outcome | None, admitted: int, timings: dict[str, float]
+    env: TokenEnv,
+    episode: Episode,
+    outcome: Outcome | None,
+    admitted: int,
+    timings: dict[str, float],
+    *,
+    is_begun: bool,
 ) -> Trajectory:
     if outcome is not None:
         # The environment's own state is not to be trusted after a failure; what was sampled is kept for the account.
@@ -134,7 +149,7 @@ def _record(
             task_id=episode.task.id,
             env_id=episode.env_id,
             attempt=episode.attempt,
-            streams=(env.stream,),
+            streams=(env.stream,) if is_begun else (),
             outcome=outcome,
             group_id=episode.group_id,
             admitted_version=admitted,

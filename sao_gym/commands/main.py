@@ -35,7 +35,7 @@ COMMANDS = (
     Entry("pretrain_critic", "sao_gym.commands.pretrain_critic:main", "fit a critic to a fixed policy's returns"),
     Entry("eval", "sao_gym.commands.eval:main", "sample tasks N times and report success with an interval"),
     Entry("explain", "sao_gym.commands.explain:main", "show one trajectory of a run, token by token"),
-    Entry("grade", "sao_gym.commands.grade:main", "grade given answers against a task file"),
+    Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),
 )
 
 

@@ -17,7 +17,7 @@ from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
 
 PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 OWN_OPTIONS = (
-    ("--preset NAME", "a preset, or the path of a .toml file"),
+    ("--preset NAME", "a preset, or the path of a .toml file (default: the one named as the environment, if any)"),
     ("--config FILE", "settings from a .toml file, after the preset (may be repeated)"),
     ("--out DIR", "new folder of the run (default: runs/<preset or environment>-<UTC time>)"),
     ("--resume RUN", "go on with the run in this folder, from its newest whole checkpoint"),
@@ -44,12 +44,13 @@ def main(argv: list[str]) -> None:
     if resume is not None:
         _resume(Path(resume), options)
         return
-    resolved = _resolved(options.value("preset"), options.all("config"), options.rest)
+    preset = options.value("preset") or _preset_of_env(options)
+    resolved = _resolved(preset, options.all("config"), options.rest)
     if options.has("dry-run"):
         print(dump(resolved), end="")
         return
     _require_critic(resolved.config, options)
-    name = Path(options.value("preset") or resolved.config.env.name).stem
+    name = Path(preset or resolved.config.env.name).stem
     path = Path(options.value("out") or default_path(name, datetime.now(UTC)))
     _start(resolved, path, options)
 
@@ -61,6 +62,12 @@ def _refuse_combinations(options: Options) -> None:
         raise ConfigError("--allow-change goes with --resume")
     if options.value("resume") and (options.value("out") or options.has("rollout-only") or options.value("learn-only")):
         raise ConfigError("--resume goes on in the run's own folder: leave --out, --rollout-only and --learn-only out")
+
+
+def _preset_of_env(options: Options) -> str | None:
+    """An environment's own preset, where there is one of its name and no other was asked for."""
+    name = _resolved(None, options.all("config"), options.rest).config.env.name
+    return name if name in preset_names(PRESETS) else None
 
 
 def _resolved(preset: str | None, files: Sequence[str], words: Sequence[str]) -> Resolved[TrainConfig]:

