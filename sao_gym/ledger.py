@@ -5,7 +5,8 @@ is its place in ledger order. `recover` applies the rules of a resume (DESIGN.md
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -129,10 +130,11 @@ class Ledger:
 
     def set_trained(self, numbers: Iterable[int], step: int) -> None:
         """A batch went into the weights of `step`; its trajectories live on in the step's parquet file."""
-        self._db.executemany(
-            "UPDATE rows SET status = ?, trained_at_step = ?, trajectory = NULL WHERE number = ?",
-            [(RowStatus.TRAINED, step, number) for number in numbers],
-        )
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE rows SET status = ?, trained_at_step = ?, trajectory = NULL WHERE number = ?",
+                [(RowStatus.TRAINED, step, number) for number in numbers],
+            )
 
     def set_dropped(self, number: int, reason: str) -> None:
         """The row will never be trained."""
@@ -160,8 +162,7 @@ class Ledger:
         ready; running and scoring rows, and rows that hold tokens of a version newer than the checkpoint's (a lost
         timeline), go back to queued with the same attempt.
         """
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             self._db.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
             for row in self.rows():
                 if row.status is RowStatus.TRAINED and (row.trained_at_step or 0) > step:
@@ -175,6 +176,13 @@ class Ledger:
                 if (row.last_version or 0) > version:
                     self.requeue(row.number)
             self._db.execute("UPDATE rows SET trained_at_step = NULL WHERE status != ?", (RowStatus.TRAINED,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or, whatever interrupts, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
             self._db.execute("COMMIT")
         except BaseException:
             self._db.execute("ROLLBACK")

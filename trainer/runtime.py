@@ -91,6 +91,7 @@ class Runtime:
         self._failure: BaseException | None = None
         self._failures_in_a_row = 0
         self._is_open = False
+        self._let_go: set[int] = set()
         self.losses = Losses()
         for row in ledger.rows(RowStatus.READY):
             self.rule.restore(row.number, row.first_version or 0)
@@ -188,8 +189,10 @@ class Runtime:
             if self._options.on_stale == "mask":
                 self.rule.let_past(number)
             else:
+                # Out of O at once, but queued again only when its episode has ended: the next try has the same uid.
+                self.rule.remove(number)
+                self._let_go.add(number)
                 self._episodes[number].cancel()
-                self._lose(number, "stale", requeue=True)
 
     def _describe_wait(self, rows: list[int]) -> str:
         ready, running = len(self.rule.rows(RowState.READY)), len(self._episodes)
@@ -250,13 +253,18 @@ class Runtime:
 
         try:
             trajectory = await self._run_episode(row, self._find_task(row), on_version)
-            self._settle(row, trajectory)
+            if row.number not in self._let_go:
+                self._settle(row, trajectory)
         except asyncio.CancelledError:
-            raise
+            if row.number not in self._let_go:
+                raise
         except BaseException as error:  # whatever an episode raises must end the run, not vanish with its task
             self._failure = self._failure or error
         finally:
             self._episodes.pop(row.number, None)
+            if row.number in self._let_go:
+                self._let_go.remove(row.number)
+                self._lose(row.number, "stale", requeue=True)
             self.changed()
 
     def _settle(self, row: LedgerRow, trajectory: Trajectory) -> None:
