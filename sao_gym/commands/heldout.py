@@ -11,7 +11,7 @@ from sao_gym.protocols import Sampling
 from sao_gym.statistics import Interval
 
 if TYPE_CHECKING:
-    from sao_gym.commands.training import Run
+    from sao_gym.commands.composition import Run
     from sao_gym.trainer.checkpoint import RunState
 
 

@@ -5,6 +5,7 @@ Example:
     python -m sao_gym.train --resume runs/first
 """
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,12 +89,20 @@ def _require_critic(config: TrainConfig, options: Options) -> None:
         )
 
 
-def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> None:
-    from sao_gym.commands import training  # torch and transformers: slow, and not needed to refuse bad input
+def _is_first_rank() -> bool:
+    """Whether this process owns the run; under `accelerate launch` the others only learn."""
+    return int(os.environ.get("RANK", "0")) == 0
 
-    with training.new_folder(path) as folder, training.opened(resolved.config, folder) as run:
+
+def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> None:
+    from sao_gym.commands import composition, training  # torch: slow, and not needed to refuse bad input
+
+    if not _is_first_rank():
+        training.serve(resolved.config, None)
+        return
+    with composition.new_folder(path) as folder, composition.opened(resolved.config, folder) as run:
         folder.write_config(dump(resolved))
-        folder.write_manifest(training.manifest(run))
+        folder.write_manifest(composition.manifest(run))
         if options.has("rollout-only"):
             training.rollout_only(run)
         elif source := options.value("learn-only"):
@@ -103,6 +112,11 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
 
 
 def _resume(path: Path, options: Options) -> None:
+    from sao_gym.commands import composition, training
+
+    if not _is_first_rank():
+        training.serve(_resolved(str(path / CONFIG), options.all("config"), options.rest).config, path)
+        return
     with RunFolder.open_for_resume(path) as folder:
         before = _resolved(str(path / CONFIG), (), ())
         after = _resolved(str(path / CONFIG), options.all("config"), options.rest)
@@ -112,9 +126,7 @@ def _resume(path: Path, options: Options) -> None:
             raise ConfigError(
                 f"the run was started with other settings ({listed}): leave them out, or add --allow-change"
             )
-        from sao_gym.commands import training
-
-        with training.opened(after.config, folder, resume=True) as run:
+        with composition.opened(after.config, folder, resume=True) as run:
             if different:
                 folder.write_config(dump(after))
             training.train(run)

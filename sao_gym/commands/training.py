@@ -1,268 +1,20 @@
-"""A training run put together: policy, critic, engine, environments, ledger, runtime, learner.
+"""The three ways to run a training that was put together: train, sample only, learn only. And what other ranks do."""
 
-`opened` builds all of it and takes it down again whatever happens. Everything that can be refused is refused before
-the run folder says that it holds a run.
-"""
-
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
 
-import torch
-from accelerate import Accelerator
-
-from sao_gym import __version__
-from sao_gym.budgets import Budgets
-from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.collect import Success, collect, numbered
+from sao_gym.commands.composition import Run, load_trainee
 from sao_gym.commands.curves import draw_curves
-from sao_gym.commands.environments import Environments
 from sao_gym.commands.heldout import Heldout
-from sao_gym.commands.policy import env_options
 from sao_gym.commands.progress import TrainingProgress
-from sao_gym.engines.local import EngineDeadlines, LocalEngine
-from sao_gym.errors import ConfigError, RunFolderError
-from sao_gym.ledger import Ledger, LedgerRow
 from sao_gym.loops import run_blocking
-from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.parquet import write_trajectories
-from sao_gym.protocols import Chat, Sampling, Task, TaskSet
-from sao_gym.rollout import EnvPool, Episode, white_box
-from sao_gym.runfolder import CONFIG, LOCK, RunFolder
-from sao_gym.stream import Trajectory
-from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimizers, save_checkpoint
+from sao_gym.protocols import Sampling
+from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
-from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
-from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.loop import (
-    CHECKPOINTS,
-    TRAJECTORIES,
-    Parts,
-    Training,
-    recorded_batches,
-    row_uid,
-    step_file,
-)
+from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, Training, recorded_batches, step_file
 from sao_gym.trainer.plan import make_plan
-from sao_gym.trainer.prompts import PromptOrder
-from sao_gym.trainer.resume import recovered
-from sao_gym.trainer.runtime import Runtime, RuntimeOptions
-from sao_gym.trainer.staleness import Outstanding
-from sao_gym.weights import module_tensors, weight_hash
-
-LEDGER_FILE = "ledger.sqlite"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """An opened run. `start_hash` is the hash of the weights that it starts from."""
-
-    parts: Parts
-    state: RunState
-    chat: Chat
-    budgets: Budgets
-    tasks: TaskSet
-    pool: EnvPool
-    critic_origin: str
-    start_hash: str
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[RunFolder]:
-    """A new run folder; one that never came to hold a run is taken away again."""
-    existed = path.exists()
-    folder = RunFolder.create(path)
-    try:
-        yield folder
-    finally:
-        folder.close()
-        if not folder.file(CONFIG).exists():
-            folder.file(LOCK).unlink(missing_ok=True)
-            folder.file(LEDGER_FILE).unlink(missing_ok=True)
-            if not existed and not any(path.iterdir()):
-                path.rmdir()
-
-
-@contextmanager
-def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> Iterator[Run]:
-    """Build a run. Raises UserError for a model, critic, task set or environment that cannot be used."""
-    torch.set_num_threads(config.learner.threads)
-    torch.manual_seed(config.seed)
-    clock = SystemClock()
-    with ExitStack() as stack:
-        environments = _environments(config)
-        stack.callback(lambda: run_blocking(environments.close()))
-        checkpoint = _newest(folder) if resume else None
-        policy = _policy(config, checkpoint[1] if checkpoint else None)
-        critic, origin = _critic(config, policy.model, checkpoint[1] if checkpoint else None)
-        chat = make_chat(policy.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
-        start_hash = weight_hash(module_tensors(policy.model))
-        state = checkpoint[0] if checkpoint else RunState(step=0, version=0, weight_hash=start_hash)
-        engine = _engine(config, policy.model, state.version, clock)
-        stack.callback(lambda: run_blocking(engine.close()))
-        accelerator = Accelerator(mixed_precision=config.learner.precision)
-        learner = Learner(config, policy.model, critic, accelerator, clock)
-        if checkpoint:
-            load_optimizers(checkpoint[1], learner)
-        budgets = _budgets(config)
-        pool = EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
-        stack.callback(lambda: run_blocking(pool.close()))
-        ledger = Ledger(folder.file(LEDGER_FILE))
-        stack.callback(ledger.close)
-        if checkpoint:
-            recovered(
-                ledger,
-                folder,
-                state,
-                batch_rows=config.batch_size,
-                max_staleness=config.staleness.max_staleness,
-            )
-        runtime = _runtime(config, ledger, environments.tasks, engine, pool, state, clock)
-        parts = Parts(
-            config=config,
-            folder=folder,
-            ledger=ledger,
-            learner=learner,
-            engine=engine,
-            runtime=runtime,
-            clock=clock,
-            tokenizer=policy.tokenizer,
-        )
-        yield Run(
-            parts=parts,
-            state=state,
-            chat=chat,
-            budgets=budgets,
-            tasks=environments.tasks,
-            pool=pool,
-            critic_origin=origin,
-            start_hash=start_hash,
-        )
-
-
-def _environments(config: TrainConfig) -> Environments:
-    """The environments, seen to work, with enough tasks."""
-    environments = Environments(config.env.name, env_options(config.env), size=config.rollout.max_in_flight)
-    if len(environments.tasks) < config.batch_size:
-        raise ConfigError(
-            f"{len(environments.tasks)} prompts are too few for batch_size {config.batch_size}: a batch holds distinct "
-            "prompts, so give more tasks or a smaller --batch-size"
-        )
-    run_blocking(environments.check())
-    return environments
-
-
-def _newest(folder: RunFolder) -> tuple[RunState, Path]:
-    whole, skipped = find_checkpoints(folder.path / CHECKPOINTS)
-    for item in skipped:
-        print(f"skipping {item.path.name}: {item.why}", flush=True)
-    if not whole:
-        raise RunFolderError(f"{folder.path} holds no whole checkpoint to go on from; start again in a new folder")
-    return whole[-1]
-
-
-def _policy(config: TrainConfig, checkpoint: Path | None) -> LoadedPolicy:
-    path = checkpoint / "actor" if checkpoint else config.model.path
-    if path is None:
-        raise ConfigError("no model was given: --model takes the folder of a transformers checkpoint")
-    return load_policy(path)
-
-
-def _critic(config: TrainConfig, model: Any, checkpoint: Path | None) -> tuple[Critic, str]:
-    if checkpoint:
-        return load_critic(checkpoint / "critic", like=model)[0], f"checkpoint {checkpoint.name}"
-    if config.critic.init in (None, "cold"):
-        return critic_from_model(model), "cold: the policy's backbone with a new value head, V = 0 everywhere"
-    folder = Path(str(config.critic.init))
-    critic, provenance = load_critic(folder, like=model)
-    return critic, f"{folder}, explained variance {provenance.get('explained_variance')}"
-
-
-def _engine(config: TrainConfig, model: Any, version: int, clock: SystemClock) -> LocalEngine:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    wanted = [n for n in (config.engine.context_length, config.rollout.max_tokens_per_episode, limit) if n is not None]
-    return LocalEngine(
-        copy_model(model).eval(),
-        context_length=config.engine.context_length or min(wanted, default=None),
-        max_slots=config.engine.slots,
-        kv=config.engine.kv,
-        deterministic=config.engine.deterministic,
-        version=version,
-        threads=config.engine.threads,
-        clock=clock,
-        deadlines=EngineDeadlines(generate_s=config.deadline_s, publish_s=config.deadline_s),
-    )
-
-
-def _budgets(config: TrainConfig) -> Budgets:
-    rollout = config.rollout
-    return Budgets(
-        max_tokens_per_turn=rollout.max_tokens_per_turn,
-        max_tokens_per_episode=rollout.max_tokens_per_episode,
-        max_turns=rollout.max_turns,
-        wall_clock_s=rollout.wall_clock_s,
-    )
-
-
-def _runtime(
-    config: TrainConfig,
-    ledger: Ledger,
-    tasks: TaskSet,
-    engine: LocalEngine,
-    pool: EnvPool,
-    state: RunState,
-    clock: SystemClock,
-) -> Runtime:
-    sampling = Sampling(max_tokens=engine.context_length, temperature=config.rollout.temperature)
-
-    async def run_episode(row: LedgerRow, task: Task, on_version: Any) -> Trajectory:
-        episode = Episode(
-            uid=row_uid(row.number), task=task, env_id=config.env.name, attempt=row.attempt, run_seed=config.seed
-        )
-        async with pool.lease() as env:
-            return await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
-
-    return Runtime(
-        ledger=ledger,
-        order=PromptOrder(tasks, config.seed),
-        rule=Outstanding(
-            batch_rows=config.batch_size, max_staleness=config.staleness.max_staleness, version=state.version
-        ),
-        engine_version=lambda: engine.version,
-        run_episode=run_episode,
-        clock=clock,
-        options=RuntimeOptions(
-            max_in_flight=config.rollout.max_in_flight,
-            failure_retries=config.rollout.failure_retries,
-            on_stale=config.staleness.on_stale,
-            stale_grace_s=config.staleness.stale_grace_s,
-            drop_truncated=config.loss.truncation == "drop",
-            deadline_s=config.deadline_s,
-            check=config.check,
-        ),
-    )
-
-
-def manifest(run: Run) -> dict[str, Any]:
-    """What the run was made with."""
-    config = run.parts.config
-    packages = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
-    return {
-        "sao_gym": __version__,
-        "versions": {name: package_version(name) for name in packages},
-        "model": config.model.path,
-        "start_weight_hash": run.start_hash,
-        "critic": run.critic_origin,
-        "chat": type(run.chat).__name__,
-        "environment": config.env.name,
-        "tasks": {"name": run.tasks.name, "count": len(run.tasks), "hash": run.tasks.content_hash},
-        "seed": config.seed,
-        "ranks": run.parts.learner.world,
-    }
 
 
 def say(text: str) -> None:
@@ -352,3 +104,8 @@ def _announce(run: Run) -> None:
         f"{config.env.name}: {len(run.tasks)} prompts, batches of {config.batch_size}, staleness at most "
         f"{config.staleness.max_staleness} ({config.staleness.on_stale}), from step {run.state.step} to {config.steps}"
     )
+
+
+def serve(config: TrainConfig, resumed: Path | None) -> None:
+    """What ranks above 0 do: hold the networks and take part in every step until the first one is done."""
+    load_trainee(config, resumed, SystemClock()).learner.serve()
