@@ -89,8 +89,8 @@ def test_loss_is_the_token_mean_however_the_batch_is_cut(chat):
     assert second.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-4)
 
 
-def test_observations_have_no_gradient(chat):
-    """What the environment says can be swapped for anything of the same length without changing the number of labels."""
+def test_the_loss_is_that_of_the_unmodified_model_at_action_tokens(chat):
+    """Mean of -log pi(token | prefix before it), read from all logits of a plain forward pass."""
     row = talks(chat, 1)[0]
     model = tiny()
     imitation = Imitation(model, ImitationConfig(lr=0.0), steps=1)
