@@ -41,7 +41,7 @@ class ModuleKind(StrEnum):
 
 _ROUTERS = {"router", "gate", "shared_expert_gate", "gate_weight"}
 _NORM = re.compile(r"(^|_)(norm|layernorm|ln)(\d|_|$)|norm$")
-_ATTENTION = re.compile(r"attn|attention|mamba|ssm|mixer|recurrent|linear_attn|conv1d")
+_ATTENTION = re.compile(r"attn|attention|mamba|ssm|mixer|recurrent|conv1d|^conv$")
 _MLP = re.compile(
     r"^(mlp|experts?|shared_experts?|feed_forward|ffn|block_sparse_moe|moe|gate_proj|up_proj|down_proj|gate_up_proj)$"
 )
@@ -216,3 +216,8 @@ def _check_state(critic: Critic, state: dict[str, Tensor], folder: Path) -> None
             raise CheckpointError(
                 f"the critic in {folder} has {name} of shape {tuple(state[name].shape)}, this model needs {tuple(value.shape)}"
             )
+    if unknown := sorted(state.keys() - critic.state_dict().keys()):
+        raise CheckpointError(
+            f"the critic in {folder} has {unknown[0]}, which the model of its config.json has not; the folder mixes two "
+            "critics, write it again with sao_gym.pretrain_critic"
+        )

@@ -180,6 +180,7 @@ class Learner:
         config = self.config.critic
         set_lr(self.critic_optimizer, config.lr * lr_multiplier(plan.batch, config.lr_warmup_steps))
         estimates: list[_Estimate] = []
+        moves = self._sum(sum(int((~part.stale).sum()) for part in parts)) > 0
         for update in range(config.updates):
             for index, (part, sync) in enumerate(self._synced(self.critic, parts)):
                 with sync:
@@ -189,12 +190,12 @@ class Learner:
                         estimates.append(self._estimate(part.packed, read, after))
                     target = torch.as_tensor(estimates[index].targets, device=values.device)
                     loss = value_loss(values, target, part.weights.masked_fill(part.stale, 0.0))
-                    self.accelerator.backward(loss)
+                    self._backward(loss)
                 if update == 0:
                     stats.value_loss += float(loss.detach()) / self.world
-            norms = self._apply(self.critic, self.critic_optimizer, config.grad_clip)
+            norms = self._apply(self.critic, self.critic_optimizer, config.grad_clip, moves=moves)
             stats.critic_gradient = stats.critic_gradient or norms
-        stats.critic_updates = config.updates
+        stats.critic_updates = config.updates if moves else 0
         estimates = self._whitened(estimates) if self.config.loss.whiten else estimates
         for estimate in estimates:
             stats.add_estimates(estimate.values, estimate.targets, estimate.advantages)
@@ -237,17 +238,13 @@ class Learner:
             with sync:
                 logprobs, entropy = self.actor(part.inputs)
                 loss = self._policy_loss(part, logprobs, advantages)
-                self.accelerator.backward(loss.loss)
+                self._backward(loss.loss)
             kept += int(loss.kept.sum())
             stats.add_policy(loss, entropy, advantages, self.world)
         before = snapshot(self.model)
-        if self._sum(kept):
-            stats.actor_gradient = self._apply(self.actor, self.actor_optimizer, config.grad_clip)
-            stats.actor_updates = 1
-        else:
-            # Momentum would move the weights on a step that taught nothing (trap 32).
-            self.actor_optimizer.zero_grad()
-            stats.skipped_actor_steps = 1
+        moves = self._sum(kept) > 0
+        stats.actor_gradient = self._apply(self.actor, self.actor_optimizer, config.grad_clip, moves=moves)
+        stats.actor_updates, stats.skipped_actor_steps = int(moves), int(not moves)
         stats.actor_update = update_size(before, self.model)
 
     def _policy_loss(self, part: _Part, logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
@@ -273,12 +270,21 @@ class Learner:
             last = index == len(parts) - 1
             yield part, nullcontext() if last else self.accelerator.no_sync(network)
 
-    def _apply(self, network: nn.Module, optimizer: Any, clip: float | None) -> GradientNorms:
-        """One optimiser step; norms are those before clipping."""
+    def _backward(self, loss: Tensor) -> None:
+        """Accumulation is counted here: the division that Accelerate's own setting asks for is undone."""
+        self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
+
+    def _apply(self, network: nn.Module, optimizer: Any, clip: float | None, *, moves: bool) -> GradientNorms:
+        """One optimiser step; norms are those before clipping.
+
+        `moves` false: none of the batch's tokens taught anything, and momentum and decay must not move weights on
+        such a step (trap 32).
+        """
         norms = gradient_norms(network.named_parameters())
-        if clip is not None:
-            self.accelerator.clip_grad_norm_(network.parameters(), clip)
-        optimizer.step()
+        if moves:
+            if clip is not None:
+                self.accelerator.clip_grad_norm_(network.parameters(), clip)
+            optimizer.step()
         optimizer.zero_grad()
         return norms
 

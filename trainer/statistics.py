@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sao_gym.trainer.critic import ModuleKind
 from sao_gym.trainer.losses import (
     ExplainedVariance,
     PolicyLoss,
@@ -95,7 +96,7 @@ class StepStatistics:
         return both
 
     def metrics(self) -> dict[str, Any]:
-        """The learner's part of a line of metrics.jsonl; null where a figure is not defined."""
+        """The learner's part of a line of metrics.jsonl: always the same keys, null where a figure is not defined."""
         trained = self.actor_updates + self.skipped_actor_steps > 0
         p50, p99 = ratio_quantiles(torch.from_numpy(self.log_ratios))
         figures: dict[str, Any] = {
@@ -122,10 +123,9 @@ class StepStatistics:
         }
         for name, gradient in (("actor", self.actor_gradient), ("critic", self.critic_gradient)):
             figures[f"{name}_grad_norm"] = gradient.total if gradient else None
-            for kind in gradient.norm if gradient else ():
-                figures[f"{name}_grad_norm_{kind}"] = gradient.norm[kind] if gradient else None
-                figures[f"{name}_grad_rms_{kind}"] = gradient.rms[kind] if gradient else None
-        if self.actor_update:
-            figures["update_relative_norm"] = self.actor_update.relative_norm
-            figures["update_changed_share"] = self.actor_update.changed_share
+            for kind in ModuleKind:
+                figures[f"{name}_grad_norm_{kind}"] = gradient.norm.get(kind) if gradient else None
+                figures[f"{name}_grad_rms_{kind}"] = gradient.rms.get(kind) if gradient else None
+        figures["update_relative_norm"] = self.actor_update.relative_norm if self.actor_update else None
+        figures["update_changed_share"] = self.actor_update.changed_share if self.actor_update else None
         return figures

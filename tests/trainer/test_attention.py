@@ -133,7 +133,7 @@ def test_a_mixer_that_no_configuration_names_is_refused():
 
     with torch.device("meta"):
         model = MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1))
-    with pytest.raises(ModelError, match="recurrent|mixer"):
+    with pytest.raises(ModelError, match="mixer"):
         use_packed_attention(model)
 
 
@@ -161,5 +161,5 @@ def test_capped_scores_and_attention_sinks_are_refused(make_batch):
     oss = GptOssForCausalLM(GptOssConfig(**sizes, num_local_experts=2, num_experts_per_tok=1))
     for model in (gemma, oss):
         use_packed_attention(model)
-        with pytest.raises(ModelError, match="softcap|s_aux"):
+        with pytest.raises(ModelError, match=r"softcap|s_aux"):
             hidden_states(model.get_decoder(), Inputs.of(pack(make_batch(1)), torch.device("cpu")))
