@@ -234,6 +234,27 @@ def test_commands_links_and_flags(path: Path) -> None:
         assert (path.parent / link).exists(), link
 
 
+def test_the_readmes_tree_stands() -> None:
+    """Every file and folder that the tree names is where it says."""
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Where things are")[1].split("```")[1]
+    top = sub = ROOT
+    named = 0
+    for line in tree.strip("\n").splitlines():
+        names = re.findall(r"\b\w+(?:\.py\b|/)", line)
+        if not line.startswith(" "):
+            top = sub = ROOT / names.pop(0)
+            assert top.is_dir(), top
+        elif re.match(r"  \w+/", line):
+            sub = top / names.pop(0)
+            assert sub.is_dir(), sub
+        else:
+            sub = top
+        for name in names:
+            assert (sub / name).exists() or (top / name).exists(), f"{top.name}: {name}"
+            named += 1
+    assert named > 60
+
+
 def test_no_figure_without_a_benchmark() -> None:
     """Measured figures live in docs/quickstart.md, which names the benchmark that makes them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
