@@ -46,15 +46,26 @@ def row_number(uid: str) -> int:
     return int(uid.removeprefix("r"))
 
 
+def recorded_folder(source: Path) -> Path:
+    """Where the trajectories of `source`, a run or a folder of files, lie. Raises TaskFileError if it is no folder."""
+    if not source.is_dir():
+        raise TaskFileError(f"there is no folder {source}; give the folder of a run, or one of trajectory files")
+    return source / TRAJECTORIES if (source / TRAJECTORIES).is_dir() else source
+
+
+def require_batch(source: Path, batch_size: int) -> None:
+    """Raise TaskFileError unless `source` holds at least one batch."""
+    next(recorded_batches(source, batch_size, 1))
+
+
 def recorded_batches(source: Path, batch_size: int, steps: int) -> Iterator[list[Trajectory]]:
     """At most `steps` batches of recorded, usable trajectories, in their order. `source` is a run or a folder of files.
 
-    Raises TaskFileError if the folder holds less than one batch.
+    Raises TaskFileError if a file cannot be read, or if the folder holds less than one batch.
     """
-    folder = source / TRAJECTORIES if (source / TRAJECTORIES).is_dir() else source
     rows: list[Trajectory] = []
     made = 0
-    for path in sorted(folder.glob("*.parquet")):
+    for path in sorted(recorded_folder(source).glob("*.parquet")):
         rows += [t for t in read_trajectories(path) if t.n_action and t.score is not None and not t.outcome.is_error]
         while len(rows) >= batch_size and made < steps:
             yield rows[:batch_size]

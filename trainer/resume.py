@@ -1,8 +1,9 @@
 """Putting a run folder back to its newest whole checkpoint (DESIGN.md section 5).
 
 Rows trained after it go back to ready, with their trajectories; running and scoring rows, and rows that hold tokens of
-a version that the checkpoint does not know, are queued again with the same attempt; if I(V) then fails, because
-critic-only batches were lost, the newest ready rows are queued again until it holds. Metrics of lost steps are dropped.
+a version that the checkpoint does not know, are queued again with the same attempt, and so are rows that had been let
+past the gate: they are older than the rule allows. If I(V) then fails, because critic-only batches were lost, the
+newest ready rows are queued again until it holds. Metrics of lost steps are dropped.
 """
 
 import re
@@ -35,7 +36,12 @@ def recovered(ledger: Ledger, folder: RunFolder, state: RunState, *, batch_rows:
     for path in lost:
         path.unlink()
     folder.rewind_metrics(state.step)
-    ready = ledger.rows(RowStatus.READY)
+    ready = []
+    for row in ledger.rows(RowStatus.READY):
+        if (row.first_version or 0) < state.version - max_staleness:
+            ledger.requeue(row.number, reason="older than the bound after a resume")
+        else:
+            ready.append(row)
     while ready and not is_bounded(
         [row.first_version or 0 for row in ready],
         version=state.version,

@@ -5,7 +5,7 @@ the run folder says that it holds a run.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version as package_version
@@ -23,7 +23,7 @@ from sao_gym.clock import SystemClock
 from sao_gym.commands.environments import Environments
 from sao_gym.commands.policy import env_options
 from sao_gym.engines.local import EngineDeadlines, LocalEngine
-from sao_gym.errors import ConfigError, RunFolderError
+from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
 from sao_gym.ledger import Ledger, LedgerRow
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
@@ -62,17 +62,18 @@ class Run:
 @contextmanager
 def new_folder(path: Path) -> Iterator[RunFolder]:
     """A new run folder; one that never came to hold a run is taken away again."""
-    existed = path.exists()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     folder = RunFolder.create(path)
     try:
         yield folder
     finally:
-        folder.close()
         if not folder.file(CONFIG).exists():
-            folder.file(LOCK).unlink(missing_ok=True)
             folder.file(LEDGER_FILE).unlink(missing_ok=True)
-            if not existed and not any(path.iterdir()):
-                path.rmdir()
+            folder.file(LOCK).unlink(missing_ok=True)
+            for made in missing if not any(path.iterdir()) else ():
+                with suppress(OSError):  # somebody else put something there meanwhile
+                    made.rmdir()
+        folder.close()
 
 
 @contextmanager
@@ -136,6 +137,11 @@ def load_trainee(config: TrainConfig, resumed: Path | None, clock: SystemClock) 
     policy = _policy(config, checkpoint)
     critic, origin = _critic(config, policy.model, checkpoint)
     start_hash = weight_hash(module_tensors(policy.model))
+    if state and state.weight_hash != start_hash:
+        raise CheckpointError(
+            f"the weights in {checkpoint} have the hash {start_hash}, were written with {state.weight_hash}: the "
+            "checkpoint is damaged; take it away, and --resume goes on from the one before"
+        )
     # A rank waits in the broadcast of the next plan for as long as rank 0 waits for its batch.
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=2 * config.deadline_s + 600))
     accelerator = Accelerator(mixed_precision=config.learner.precision, kwargs_handlers=[patience])
@@ -254,8 +260,10 @@ def _runtime(
 
 
 def manifest(run: Run) -> dict[str, Any]:
-    """What the run was made with."""
-    config = run.parts.config
+    """What the run was made with; what is in force is read off the networks themselves (trap 35)."""
+    config, learner = run.parts.config, run.parts.learner
+    networks = {"actor": learner.bare_actor, "critic": learner.bare_critic}
+    model: Any = learner.model
     packages = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
     return {
         "sao_gym": __version__,
@@ -267,5 +275,13 @@ def manifest(run: Run) -> dict[str, Any]:
         "environment": config.env.name,
         "tasks": {"name": run.tasks.name, "count": len(run.tasks), "hash": run.tasks.content_hash},
         "seed": config.seed,
-        "ranks": run.parts.learner.world,
+        "ranks": learner.world,
+        "device": str(learner.accelerator.device),
+        "precision": learner.accelerator.mixed_precision,
+        "parameter_types": {
+            name: sorted({str(parameter.dtype).removeprefix("torch.") for parameter in network.parameters()})
+            for name, network in networks.items()
+        },
+        "attention": model.config._attn_implementation,
+        "engine": {"kind": config.engine.kind, "context_length": run.parts.engine.context_length},
     }

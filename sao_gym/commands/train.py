@@ -17,6 +17,8 @@ from sao_gym.runfolder import CONFIG, RunFolder, default_path
 from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
 
 PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
+FIXED = ("seed", "env.")
+"""Settings that decide which prompt the n-th row of a run is."""
 OWN_OPTIONS = (
     ("--preset NAME", "a preset, or the path of a .toml file (default: the one named as the environment, if any)"),
     ("--config FILE", "settings from a .toml file, after the preset (may be repeated)"),
@@ -96,16 +98,20 @@ def _is_first_rank() -> bool:
 
 def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> None:
     from sao_gym.commands import composition, training  # torch: slow, and not needed to refuse bad input
+    from sao_gym.trainer.loop import require_batch
 
     if not _is_first_rank():
         training.serve(resolved.config, None)
         return
+    source = options.value("learn-only")
+    if source is not None:
+        require_batch(Path(source), resolved.config.batch_size)
     with composition.new_folder(path) as folder, composition.opened(resolved.config, folder) as run:
         folder.write_config(dump(resolved))
         folder.write_manifest(composition.manifest(run))
         if options.has("rollout-only"):
             training.rollout_only(run)
-        elif source := options.value("learn-only"):
+        elif source is not None:
             training.learn_only(run, Path(source))
         else:
             training.train(run)
@@ -121,6 +127,10 @@ def _resume(path: Path, options: Options) -> None:
         before = _resolved(str(path / CONFIG), (), ())
         after = _resolved(str(path / CONFIG), options.all("config"), options.rest)
         different = changes(before.config, after.config)
+        if fixed := [change for change in different if change.key.startswith(FIXED)]:
+            raise ConfigError(
+                f"the run's ledger depends on {fixed[0].key} ({fixed[0]}): it cannot change; start a new run with --out"
+            )
         if different and not options.has("allow-change"):
             listed = "; ".join(str(change) for change in different)
             raise ConfigError(
