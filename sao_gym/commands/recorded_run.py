@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sao_gym.config import resolve
@@ -62,20 +63,24 @@ class RecordedRun:
 
     @classmethod
     def open(cls, path: Path) -> "RecordedRun":
-        """Read a run's configuration. Raises RunFolderError, ConfigError."""
+        """Read a run's configuration. Raises RunFolderError."""
         if not (path / CONFIG).is_file():
             raise RunFolderError(f"{path} is not the folder of a run (no {CONFIG}); give the --out of sao_gym.train")
-        return cls(path=path, config=resolve(TrainConfig, preset=path / CONFIG, rules=TRAIN_RULES).config)
+        try:
+            config = resolve(TrainConfig, preset=path / CONFIG, rules=TRAIN_RULES).config
+        except ConfigError as error:
+            raise RunFolderError(f"{path} holds no training run that can be read ({error})") from error
+        return cls(path=path, config=config)
 
     # -- trajectories
 
     def find(self, uid: str) -> Found:
         """A trajectory by its uid, trained or ready. Raises TaskFileError with the nearest uids."""
         uids: list[str] = []
-        for path in sorted((self.path / TRAJECTORIES).glob("step_*.parquet")):
-            here = pq.read_table(path, columns=["uid"]).column("uid").to_pylist()
+        for step, path in self._step_files():
+            here = _uids_of(path)
             if uid in here:
-                return self._trained(read_trajectories(path)[here.index(uid)], int(path.stem.removeprefix("step_")))
+                return self._trained(read_trajectories(path)[here.index(uid)], step)
             uids += here
         if (self.path / LEDGER).is_file():
             ledger = Ledger(self.path / LEDGER)
@@ -88,6 +93,11 @@ class RecordedRun:
                 ledger.close()
             uids += ready
         raise TaskFileError(f"{self.path} holds no trajectory {uid!r}; {_offer(uid, uids)}")
+
+    def _step_files(self) -> list[tuple[int, Path]]:
+        paths = (self.path / TRAJECTORIES).glob("step_*.parquet")
+        numbered = ((path.stem.removeprefix("step_"), path) for path in paths)
+        return sorted((int(number), path) for number, path in numbered if number.isdecimal())
 
     def _trained(self, trajectory: Trajectory, step: int) -> Found:
         """A line of metrics holds the version *after* its step."""
@@ -118,7 +128,10 @@ class RecordedRun:
         """The lines of steps; a last line that is not whole is left out."""
         path = self.path / METRICS
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-        records = [json.loads(line) for line in lines if line.strip()]
+        try:
+            records = [json.loads(line) for line in lines if line.strip()]
+        except ValueError as error:
+            raise TaskFileError(f"{path} holds a line that is no JSON ({error}); mend or remove it") from error
         return [record for record in records if "policy_version" in record]
 
     # -- networks
@@ -160,6 +173,16 @@ class RecordedRun:
             tokenizer=policy.tokenizer,
             origin="the weights that the run started from" + (", critic cold: V = 0" if is_cold else ""),
         )
+
+
+def _uids_of(path: Path) -> list[str]:
+    try:
+        uids: list[str] = pq.read_table(path, columns=["uid"]).column("uid").to_pylist()
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise TaskFileError(
+            f"{path} is not a trajectory file of sao-gym ({error}); restore it or move it away"
+        ) from error
+    return uids
 
 
 def _offer(uid: str, uids: list[str]) -> str:

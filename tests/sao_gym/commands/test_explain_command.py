@@ -1,6 +1,7 @@
 """`sao-gym explain` on a hand-made run folder: what it finds, what it says, what it refuses."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,28 @@ def test_what_cannot_be_explained_is_one_sentence(ask: Callable[..., Any], run: 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "r1"]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (broken / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
+    assert main([str(broken), "r3"]) == 2
+    assert "metrics.jsonl holds a line that is no JSON" in capsys.readouterr().err
+    step_file(broken, 1).write_bytes(b"PAR1 no")
+    assert main([str(broken), "r3"]) == 2
+    assert "step_000001.parquet is not a trajectory file" in capsys.readouterr().err
+    (broken / "config.toml").write_text("stepz = 3\n")
+    assert main([str(broken), "r3"]) == 2
+    assert "stepz" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (broken / CHECKPOINTS / "step_3" / "critic" / "critic.safetensors").unlink()
+    assert main([str(broken), "r4"]) == 0
+    assert "figures of checkpoint step_2" in capsys.readouterr().out
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
