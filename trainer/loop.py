@@ -1,6 +1,6 @@
 """The training loop: the main thread learns, the event loop's thread runs episodes, the engine's thread samples.
 
-    next_batch -> plan -> learner.step -> publish (returns at once) -> rows leave -> metrics -> checkpoint
+    next_batch -> plan -> learner.step -> rows leave -> publish (returns at once) -> metrics -> checkpoint
 
 A step that trains the actor raises the policy version by one; the first `critic.only_steps` batches train the critic
 alone and raise none. Publication runs beside the next wait for a batch; the staleness rule knows the engine's version.
@@ -141,9 +141,10 @@ class Training:
         write_trajectories(step_file(self.parts.folder.path, step), batch.trajectories)
         report = self._publisher.finish()
         self.state = replace(self.state, step=step, version=self.state.version + int(trains_actor))
+        # Rows leave before the engine can serve what they taught: else it would be a race which prompts come next.
+        run_blocking(_soon(runtime.finish_batch, batch, step))
         if trains_actor:
             self._publish(batch)
-        run_blocking(_soon(runtime.finish_batch, batch, step))
         losses: Losses = run_blocking(_soon(runtime.take_losses))
         self._record(batch, stats, report, losses, clock.now() - started)
         self._between_steps()

@@ -9,6 +9,7 @@ from sao_gym.errors import ConfigError
 from sao_gym.loops import on_background
 from sao_gym.protocols import TaskSet
 from sao_gym.registry import make, resolve, spec
+from sao_gym.tasks.base import ListTaskSet
 
 
 class Environments:
@@ -35,11 +36,12 @@ class Environments:
 
     def _tasks(self) -> TaskSet:
         probe = self.make()
-        tasks: TaskSet | None = getattr(probe.unwrapped, "tasks", None)
+        tasks: Any = getattr(probe.unwrapped, "tasks", None)
         probe.close()
         if not tasks:
             raise ConfigError(f"environment {self.name!r} holds no tasks; give --tasks FILE")
-        return tasks
+        known: TaskSet = tasks if hasattr(tasks, "content_hash") else ListTaskSet(self.name, tasks)  # a plain list
+        return known
 
     async def check(self) -> None:
         """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had."""

@@ -144,12 +144,12 @@ class World:
             if publication:
                 await publication
                 publication = None
-            if raises:
-                publication = asyncio.ensure_future(self.publish(batch.version + 1))
             self.training = ()
             for number in batch.numbers:
                 del self.outstanding[number]
             self.runtime.finish_batch(batch, step)
+            if raises:
+                publication = asyncio.ensure_future(self.publish(batch.version + 1))
             self.take_losses()
             self.check()
         if publication:
