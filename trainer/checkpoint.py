@@ -12,6 +12,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -65,10 +66,15 @@ def save_checkpoint(folder: Path, learner: Learner, tokenizer: Any, state: RunSt
     }
     (partial / STATE_FILE).write_text(json.dumps({**asdict(state), "files": files}, indent=1) + "\n", encoding="utf-8")
     _sync(partial)
-    if final.exists():
-        shutil.rmtree(final)
+    replaced = folder / f".step_{state.step}.replaced"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.is_symlink() or final.is_file():
+        final.unlink()
+    elif final.exists():
+        final.rename(replaced)
     partial.rename(final)
     _sync_folder(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
@@ -96,9 +102,10 @@ def read_state(folder: Path) -> RunState:
         data = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         files = data.pop("files")
         state = RunState(**data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        sizes = {str(name): int(size) for name, size in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} has no readable {STATE_FILE} ({type(error).__name__})") from error
-    for name, size in files.items():
+    for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder} lacks {name}")
@@ -110,7 +117,9 @@ def read_state(folder: Path) -> RunState:
 def find_checkpoints(folder: Path) -> tuple[list[tuple[RunState, Path]], list[Skipped]]:
     """Whole checkpoints, oldest first (step numbers compared as numbers), and what was passed over and why."""
     whole, skipped = [], []
-    named = [(int(match[1]), path) for path in folder.glob("step_*") if (match := _NAME.match(path.name))]
+    paths = sorted(folder.glob("step_*"))
+    named = [(int(match[1]), path) for path in paths if (match := _NAME.match(path.name))]
+    skipped += [Skipped(path, "its name is not step_N") for path in paths if not _NAME.match(path.name)]
     for _, path in sorted(named):
         if not path.is_dir() or path.is_symlink():
             skipped.append(Skipped(path, "not a folder of its own"))
@@ -125,10 +134,11 @@ def find_checkpoints(folder: Path) -> tuple[list[tuple[RunState, Path]], list[Sk
 def prune(folder: Path, keep: int) -> None:
     """Remove all whole checkpoints but the newest `keep`, and leftovers of interrupted writes."""
     whole, _ = find_checkpoints(folder)
-    for _, path in whole[:-keep]:
+    for _, path in whole[: -max(keep, 1)]:
         shutil.rmtree(path)
-    for path in folder.glob(".step_*.partial"):
-        shutil.rmtree(path)
+    for pattern in (".step_*.partial", ".step_*.replaced"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path)
 
 
 def load_optimizers(path: Path, learner: Learner) -> None:
@@ -138,7 +148,7 @@ def load_optimizers(path: Path, learner: Learner) -> None:
         learner.actor_optimizer.load_state_dict(saved["actor"])
         learner.critic_optimizer.load_state_dict(saved["critic"])
         torch.set_rng_state(saved["torch_rng"])
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, UnpicklingError) as error:
         raise CheckpointError(
             f"the optimisers in {path} do not fit this run ({error}); resume with its own configuration"
         ) from error

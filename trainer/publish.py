@@ -89,14 +89,18 @@ class Publisher:
     def finish(self) -> PublicationReport | None:
         """The report of the publication under way, waiting for its end; None if there is none.
 
-        Raises DeadlineError, EngineError after the last try, InvariantError if engine and learner disagree.
+        Raises DeadlineError, EngineError after the last try, InvariantError if engine and learner disagree. Past the
+        deadline the publication is given up: it is cancelled where it waits.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             return None
         try:
             return pending.result(self._deadline_s)
+        except DeadlineError:
+            raise  # the engine's own: it names what was waited for
         except TimeoutError as error:
+            pending.cancel()
             raise DeadlineError(f"waited {self._deadline_s:g} s for the engine to take new weights") from error
 
     async def _publish(self, source: ModuleWeights, version: int, probe: Probe) -> PublicationReport:
