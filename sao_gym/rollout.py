@@ -194,6 +194,14 @@ async def _in_time(clock: Clock, seconds: float, work: Coroutine[Any, Any, T], w
     return done[0]
 
 
+async def _discard(env: TokenEnv) -> None:
+    """Close an environment that may be broken: its episode is over, and the run goes on."""
+    try:
+        await env.close_async()
+    except Exception as error:
+        _log.warning("an environment could not be closed", exc_info=error)
+
+
 class EnvPool:
     """Token environments that are used again: one episode at a time each. A failed episode's is thrown away."""
 
@@ -218,10 +226,10 @@ class EnvPool:
         try:
             yield env
         except BaseException:
-            await env.close_async()
+            await _discard(env)
             raise
         if env.outcome is None:
-            await env.close_async()
+            await _discard(env)
         else:
             self._free.append(env)
 

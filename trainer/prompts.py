@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sao_gym.agent_env import HasById
-from sao_gym.errors import CheckpointError, TaskFileError
+from sao_gym.errors import CheckpointError, ConfigError, TaskFileError
 from sao_gym.protocols import Task, TaskSet
 
 _ENDLESS = 10_000_000
@@ -41,7 +41,7 @@ class PromptOrder:
             if isinstance(self.tasks, HasById):
                 return self.tasks.by_id(task_id)
             return next(task for task in map(self.tasks.__getitem__, range(len(self.tasks))) if task.id == task_id)
-        except (LookupError, StopIteration) as error:
+        except (LookupError, StopIteration, ConfigError) as error:
             raise CheckpointError(
                 f"the run's ledger has a row of task {task_id!r}, which {self.tasks.name} does not hold; "
                 "resume with the tasks that the run was started with"

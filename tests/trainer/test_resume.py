@@ -347,7 +347,7 @@ def test_kill_9_while_it_takes_itself_up_again(made: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 5])
+@pytest.mark.parametrize("step", [3, 6])
 def test_kill_9_from_outside(step: int, made: Path, tmp_path: Path) -> None:
     path = tmp_path / "r"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
