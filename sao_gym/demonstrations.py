@@ -14,7 +14,6 @@ Example:
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,27 +28,9 @@ from sao_gym.stream import Ids, Outcome, Segment, StopReason, TokenStream, Traje
 Demonstrate = Callable[[Task, np.random.Generator, str], list[Message]]
 
 
-@runtime_checkable
-class WritingChat(Chat, Protocol):
-    """A chat that also knows which ids a policy would have sampled to say a message."""
-
-    def write(self, message: Message) -> Ids:
-        """Ids of one assistant turn, the stop token included."""
-        ...
-
-
-def writing_chat(chat: Chat) -> WritingChat:
-    """`chat`, if it can write demonstrations. Raises ConfigError if it cannot."""
-    if not isinstance(chat, WritingChat):
-        raise ConfigError(
-            f"{type(chat).__name__} cannot write assistant turns as ids; use --model.chat own, or trajectories"
-        )
-    return chat
-
-
 def tokenized(
     messages: Sequence[Message],
-    chat: WritingChat,
+    chat: Chat,
     tools: Sequence[ToolSpec] = (),
     *,
     uid: str,
@@ -114,7 +95,7 @@ def conversations(
     return made
 
 
-def read_conversations(path: Path, chat: WritingChat) -> list[Trajectory]:
+def read_conversations(path: Path, chat: Chat) -> list[Trajectory]:
     """Trajectories of a JSON lines file of `{"messages": [...], "tools": [...]}` in OpenAI's form.
 
     Raises TaskFileError with file and line.

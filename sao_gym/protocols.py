@@ -216,6 +216,13 @@ class Chat(Protocol):
         """
         ...
 
+    def write(self, message: Message) -> Ids:
+        """Ids that a policy would have sampled to say an assistant message, the stop token included.
+
+        Raises ModelError where the family cannot write such a message.
+        """
+        ...
+
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The assistant message that sampled ids say. Never raises on what a policy may write."""
         ...

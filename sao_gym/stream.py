@@ -179,16 +179,9 @@ class Segment:
         recorded = (self.behavior_logprobs, self.versions, self.temperature, self.stop)
         if self.kind is SegmentKind.OBSERVATION:
             if any(value is not None for value in recorded):
-                raise InvariantError(
-                    "an observation carries no log-probs, versions, temperature or stop reason"
-                )
+                raise InvariantError("an observation carries no log-probs, versions, temperature or stop reason")
             return
-        if (
-            self.behavior_logprobs is None
-            or self.versions is None
-            or self.temperature is None
-            or self.stop is None
-        ):
+        if self.behavior_logprobs is None or self.versions is None or self.temperature is None or self.stop is None:
             raise InvariantError("an action needs log-probs, versions, a temperature and a stop reason")
         if not len(self.behavior_logprobs) == len(self.versions) == n:
             raise InvariantError(
@@ -276,9 +269,7 @@ class TokenStream:
     @cached_property
     def behavior_logprobs(self) -> Floats:
         """Log-prob that the engine recorded when it sampled each action token [A]."""
-        return self._joined(
-            [s.behavior_logprobs for s in self.actions if s.behavior_logprobs is not None], np.float32
-        )
+        return self._joined([s.behavior_logprobs for s in self.actions if s.behavior_logprobs is not None], np.float32)
 
     @cached_property
     def versions(self) -> Ids:
@@ -351,9 +342,7 @@ class Trajectory:
                     f"score has {len(score.per_action)} shares for {self.n_turns} actions; give one per action or none"
                 )
             if abs(sum(score.per_action) - score.value) > 1e-6:
-                raise InvariantError(
-                    f"shares sum to {sum(score.per_action)}, the score's value is {score.value}"
-                )
+                raise InvariantError(f"shares sum to {sum(score.per_action)}, the score's value is {score.value}")
         if not np.isfinite(score.value):
             raise InvariantError(f"a score must be finite, got {score.value}")
         return replace(self, score=score)

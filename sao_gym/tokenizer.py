@@ -66,9 +66,7 @@ def _check(vocab_size: int, specials: Sequence[str]) -> None:
         raise ConfigError(f"specials must be distinct and not empty, got {list(specials)}")
     least = 256 + len(specials)
     if vocab_size < least:
-        raise ConfigError(
-            f"vocab_size {vocab_size} is too small: 256 bytes and {len(specials)} specials need {least}"
-        )
+        raise ConfigError(f"vocab_size {vocab_size} is too small: 256 bytes and {len(specials)} specials need {least}")
 
 
 def _pieces(texts: Iterable[str], specials: Sequence[str]) -> Iterable[str]:

@@ -8,6 +8,7 @@ Example:
     ('quickstart', False, ('--actor.lr', '1e-4'))
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ def run_command(body: Body) -> Command:
         except UserError as error:
             print(f"sao-gym: error: {' '.join(str(error).split())}", file=sys.stderr)
             return USER_ERROR
+        except BrokenPipeError:
+            # Whoever read our output has gone; nothing is left to say, at exit neither.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         except KeyboardInterrupt:
             print("sao-gym: interrupted", file=sys.stderr)
             return INTERRUPTED

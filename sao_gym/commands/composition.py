@@ -4,6 +4,7 @@
 the run folder says that it holds a run.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,15 +22,15 @@ from sao_gym.budgets import Budgets
 from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.commands.environments import Environments
-from sao_gym.commands.policy import env_options
-from sao_gym.engines.local import EngineDeadlines, LocalEngine
+from sao_gym.commands.policy import env_options, make_budgets, make_engine, training_sampling
+from sao_gym.engines.local import LocalEngine
 from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
 from sao_gym.ledger import Ledger, LedgerRow
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
-from sao_gym.protocols import Chat, Sampling, Task, TaskSet
+from sao_gym.protocols import Chat, Task, TaskSet
 from sao_gym.rollout import EnvPool, Episode, white_box
-from sao_gym.runfolder import CONFIG, LOCK, RunFolder
+from sao_gym.runfolder import CONFIG, LOCK, MANIFEST, RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimizers
 from sao_gym.trainer.config import TrainConfig
@@ -83,13 +84,23 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
     with ExitStack() as stack:
         environments = _environments(config)
         stack.callback(lambda: run_blocking(environments.close()))
+        if resume:
+            _require_same_tasks(folder, environments.tasks)
         trainee = load_trainee(config, folder.path if resume else None, clock)
         stack.callback(trainee.learner.stop)
         learner, state = trainee.learner, trainee.state
         chat = make_chat(trainee.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
-        engine = _engine(config, learner.model, state.version, clock)
+        engine = make_engine(
+            config.engine,
+            config.rollout,
+            copy_model(learner.model),
+            version=state.version,
+            clock=clock,
+            device=learner.accelerator.device,
+            deadline_s=config.deadline_s,
+        )
         stack.callback(lambda: run_blocking(engine.close()))
-        budgets = _budgets(config)
+        budgets = make_budgets(config.rollout)
         pool = EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
         stack.callback(lambda: run_blocking(pool.close()))
         ledger = Ledger(folder.file(LEDGER_FILE))
@@ -168,6 +179,16 @@ def _environments(config: TrainConfig) -> Environments:
     return environments
 
 
+def _require_same_tasks(folder: RunFolder, tasks: TaskSet) -> None:
+    """The n-th row of a run is the n-th prompt of its tasks. Raises CheckpointError if those are others by now."""
+    facts = json.loads(folder.file(MANIFEST).read_text(encoding="utf-8"))
+    if facts["tasks"]["hash"] != tasks.content_hash:
+        raise CheckpointError(
+            f"the tasks of {tasks.name} are not those that the run in {folder.path} was started with (content hash "
+            f"{tasks.content_hash[:12]}, was {facts['tasks']['hash'][:12]}); give them back, or start a new run"
+        )
+
+
 def _newest(run: Path) -> tuple[RunState, Path]:
     whole, skipped = find_checkpoints(run / CHECKPOINTS)
     for item in skipped:
@@ -194,32 +215,6 @@ def _critic(config: TrainConfig, model: Any, checkpoint: Path | None) -> tuple[C
     return critic, f"{folder}, explained variance {provenance.get('explained_variance')}"
 
 
-def _engine(config: TrainConfig, model: Any, version: int, clock: SystemClock) -> LocalEngine:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    wanted = [n for n in (config.engine.context_length, config.rollout.max_tokens_per_episode, limit) if n is not None]
-    return LocalEngine(
-        copy_model(model).eval(),
-        context_length=config.engine.context_length or min(wanted, default=None),
-        max_slots=config.engine.slots,
-        kv=config.engine.kv,
-        deterministic=config.engine.deterministic,
-        version=version,
-        threads=config.engine.threads,
-        clock=clock,
-        deadlines=EngineDeadlines(generate_s=config.deadline_s, publish_s=config.deadline_s),
-    )
-
-
-def _budgets(config: TrainConfig) -> Budgets:
-    rollout = config.rollout
-    return Budgets(
-        max_tokens_per_turn=rollout.max_tokens_per_turn,
-        max_tokens_per_episode=rollout.max_tokens_per_episode,
-        max_turns=rollout.max_turns,
-        wall_clock_s=rollout.wall_clock_s,
-    )
-
-
 def _runtime(
     config: TrainConfig,
     ledger: Ledger,
@@ -229,7 +224,7 @@ def _runtime(
     state: RunState,
     clock: SystemClock,
 ) -> Runtime:
-    sampling = Sampling(max_tokens=engine.context_length, temperature=config.rollout.temperature)
+    sampling = training_sampling(config.rollout, engine)
 
     async def run_episode(row: LedgerRow, task: Task, on_version: Any) -> Trajectory:
         episode = Episode(

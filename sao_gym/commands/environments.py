@@ -1,15 +1,16 @@
 """Environments of one kind for many episodes: they share their tasks, and their sandboxes where they have any."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 
 from sao_gym.errors import ConfigError
 from sao_gym.loops import on_background
-from sao_gym.protocols import TaskSet
+from sao_gym.messages import ToolSpec
+from sao_gym.protocols import Task, TaskSet
 from sao_gym.registry import make, resolve, spec
-from sao_gym.tasks.base import ListTaskSet
 
 
 class Environments:
@@ -28,20 +29,22 @@ class Environments:
         if make_sandboxes is not None and "sandboxes" not in options and _accepts(kind, "sandboxes"):
             self._sandboxes = make_sandboxes(size, allow_unsafe=bool(options.get("allow_unsafe", False)))
             self._options["sandboxes"] = self._sandboxes
-        self.tasks = self._tasks()
+        self.tasks, self.tools = self._read()
 
     def make(self) -> gymnasium.Env[Any, Any]:
         """One more environment."""
         return make(self.name, **self._options)
 
-    def _tasks(self) -> TaskSet:
+    def _read(self) -> tuple[TaskSet, tuple[ToolSpec, ...]]:
         probe = self.make()
-        tasks: Any = getattr(probe.unwrapped, "tasks", None)
+        tasks: TaskSet | Sequence[Task] | None = getattr(probe.unwrapped, "tasks", None)
+        tools: tuple[ToolSpec, ...] = tuple(getattr(probe.unwrapped, "tools", ()))
         probe.close()
         if not tasks:
             raise ConfigError(f"environment {self.name!r} holds no tasks; give --tasks FILE")
-        known: TaskSet = tasks if hasattr(tasks, "content_hash") else ListTaskSet(self.name, tasks)  # a plain list
-        return known
+        if isinstance(tasks, Sequence):
+            return resolve("sao_gym.tasks.base:ListTaskSet")(self.name, tasks), tools
+        return tasks, tools
 
     async def check(self) -> None:
         """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had."""

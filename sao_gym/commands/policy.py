@@ -2,16 +2,17 @@
 
 from typing import Any
 
-import gymnasium
+import torch
 
 from sao_gym.budgets import Budgets
 from sao_gym.clock import SystemClock
 from sao_gym.collect import Success, collect, numbered
-from sao_gym.engines.local import LocalEngine
+from sao_gym.commands.environments import Environments
+from sao_gym.engines.local import EngineDeadlines, LocalEngine
 from sao_gym.errors import ConfigError
-from sao_gym.protocols import Chat, Sampling, TaskSet, WeightSource
+from sao_gym.protocols import Chat, Clock, Engine, Sampling, WeightSource
 from sao_gym.registry import make
-from sao_gym.rollout import EnvPool
+from sao_gym.rollout import EnvPool, require_training_sampling
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.config import EngineConfig, EnvConfig, RolloutConfig
 
@@ -28,17 +29,55 @@ def heldout_options(config: EnvConfig) -> dict[str, Any]:
         make(config.name, **options).close()
     except ConfigError as error:
         raise ConfigError(
-            f"environment {config.name!r} knows no held-out split ({error}); leave --eval-every out"
+            f"environment {config.name!r} knows no held-out split ({error}); leave evaluation out (--eval-every, "
+            "--trial.greedy, --evaluation.*)"
         ) from error
     return options
 
 
-def env_tasks(env: gymnasium.Env[Any, Any], config: EnvConfig) -> TaskSet:
-    """The tasks of an environment that was made. Raises ConfigError if it holds none."""
-    tasks: TaskSet | None = getattr(env.unwrapped, "tasks", None)
-    if not tasks:
-        raise ConfigError(f"environment {config.name!r} holds no tasks; give --tasks FILE")
-    return tasks
+def make_budgets(config: RolloutConfig) -> Budgets:
+    """The budgets of an episode."""
+    return Budgets(
+        max_tokens_per_turn=config.max_tokens_per_turn,
+        max_tokens_per_episode=config.max_tokens_per_episode,
+        max_turns=config.max_turns,
+        wall_clock_s=config.wall_clock_s,
+    )
+
+
+def training_sampling(config: RolloutConfig, engine: Engine) -> Sampling:
+    """How training samples. Raises EngineError for anything but the whole distribution."""
+    sampling = Sampling(max_tokens=engine.context_length, temperature=config.temperature, top_p=config.top_p)
+    require_training_sampling(sampling)
+    return sampling
+
+
+def make_engine(
+    config: EngineConfig,
+    rollout: RolloutConfig,
+    model: Any,
+    *,
+    version: int = 0,
+    clock: Clock | None = None,
+    device: torch.device | None = None,
+    deadline_s: float | None = None,
+) -> LocalEngine:
+    """An engine that owns `model`; its context is what was asked for, else the episode budget or the model's own limit."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    wanted = [length for length in (rollout.max_tokens_per_episode, limit) if length is not None]
+    deadlines = EngineDeadlines(generate_s=deadline_s, publish_s=deadline_s) if deadline_s else EngineDeadlines()
+    return LocalEngine(
+        model.eval(),
+        context_length=config.context_length or min(wanted, default=None),
+        max_slots=config.slots,
+        kv=config.kv,
+        deterministic=config.deterministic,
+        version=version,
+        device=device,
+        threads=config.threads,
+        clock=clock,
+        deadlines=deadlines,
+    )
 
 
 class Trial:
@@ -54,26 +93,14 @@ class Trial:
         chat: Chat,
         seed: int,
     ) -> None:
-        probe = make(env.name, **options)
-        self.tasks = env_tasks(probe, env)
-        probe.close()
         self.env, self.rollout, self.seed, self.clock = env, rollout, seed, SystemClock()
         self.in_flight = min(rollout.max_in_flight, engine.slots)
-        self.engine = LocalEngine(
-            model,
-            context_length=engine.context_length,
-            max_slots=engine.slots,
-            kv=engine.kv,
-            deterministic=engine.deterministic,
-            threads=engine.threads,
+        self.environments = Environments(env.name, options, size=self.in_flight)
+        self.tasks = self.environments.tasks
+        self.engine = make_engine(engine, rollout, model)
+        self.pool = EnvPool(
+            self.environments.make, chat, make_budgets(rollout), context_length=self.engine.context_length
         )
-        budgets = Budgets(
-            max_tokens_per_turn=rollout.max_tokens_per_turn,
-            max_tokens_per_episode=rollout.max_tokens_per_episode,
-            max_turns=rollout.max_turns,
-            wall_clock_s=rollout.wall_clock_s,
-        )
-        self.pool = EnvPool(lambda: make(env.name, **options), chat, budgets, context_length=self.engine.context_length)
 
     async def episodes(self, count: int, *, name: str, temperature: float | None = None) -> list[Trajectory]:
         """`count` episodes of the policy as it is, over the tasks in turn."""
@@ -100,4 +127,5 @@ class Trial:
     async def close(self) -> None:
         """End engine and environments."""
         await self.pool.close()
+        await self.environments.close()
         await self.engine.close()

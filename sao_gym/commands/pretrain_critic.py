@@ -25,8 +25,6 @@ from sao_gym.demonstrations import content_hash
 from sao_gym.errors import ConfigError
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.parquet import write_trajectories
-from sao_gym.protocols import Sampling
-from sao_gym.rollout import require_training_sampling
 from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.config import EngineConfig, EnvConfig, ModelConfig, RolloutConfig
@@ -110,16 +108,13 @@ def _shown(value: float | None) -> str:
 
 
 async def _episodes(config: PretrainCriticConfig, policy: LoadedPolicy) -> tuple[list[Trajectory], str]:
-    require_training_sampling(
-        Sampling(max_tokens=1, temperature=config.rollout.temperature, top_p=config.rollout.top_p)
-    )
     chat = make_chat(policy.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
     trial = Trial(
         config.env,
         env_options(config.env),
         config.rollout,
         config.engine,
-        copy_model(policy.model).eval(),
+        copy_model(policy.model),
         chat,
         config.seed,
     )

@@ -19,7 +19,8 @@ from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.collect import Success
 from sao_gym.commands.base import run_command, take_options
-from sao_gym.commands.policy import Trial, env_tasks, heldout_options
+from sao_gym.commands.environments import Environments
+from sao_gym.commands.policy import Trial, env_options, heldout_options
 from sao_gym.config import Resolved, dump, find_preset, help_text, preset_names, resolve, setting
 from sao_gym.demonstrations import (
     content_hash,
@@ -27,16 +28,14 @@ from sao_gym.demonstrations import (
     demonstrator,
     read_conversations,
     tokenized,
-    writing_chat,
 )
 from sao_gym.errors import ConfigError
 from sao_gym.messages import Message, ToolSpec
-from sao_gym.models import copy_model, load_policy, tiny_qwen3, tiny_qwen3_moe
+from sao_gym.models import copy_model, load_policy, quiet, tiny_qwen3, tiny_qwen3_moe
 from sao_gym.own_chat import OwnChat
 from sao_gym.parquet import read_trajectories
 from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.protocols import Chat, Task
-from sao_gym.registry import make
 from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.tokenizer import train_tokenizer
@@ -162,14 +161,15 @@ async def _run(resolved: Resolved[SftConfig], folder: RunFolder) -> None:
     trial: Trial | None = None
     if config.trial.every is not None or config.trial.greedy:
         options = heldout_options(config.env)
-        engine_model = copy_model(start.model).eval()
+        engine_model = copy_model(start.model)
         trial = Trial(config.env, options, config.rollout, config.engine, engine_model, start.chat, config.seed)
     try:
         facts = await _learn(config, start, trial, folder)
     finally:
         if trial is not None:
             await trial.close()
-    start.model.save_pretrained(folder.path)
+    with quiet():
+        start.model.save_pretrained(folder.path)
     start.tokenizer.save_pretrained(folder.path)
     facts |= {
         "seconds": round(clock.now() - started, 3),
@@ -276,28 +276,24 @@ class _Demonstrations:
 
 
 def _demonstrations(config: SftConfig) -> _Demonstrations:
-    env = make(config.env.name, **config.env.options)
-    try:
-        made = conversations(
-            demonstrator(config.env.name),
-            env_tasks(env, config.env),
-            count=config.data.demonstrations,
-            wrong_share=config.data.wrong_share,
-            seed=config.seed,
-        )
-        return _Demonstrations(tuple(getattr(env.unwrapped, "tools", ())), made)
-    finally:
-        env.close()
+    environments = Environments(config.env.name, env_options(config.env), size=1)
+    made = conversations(
+        demonstrator(config.env.name),
+        environments.tasks,
+        count=config.data.demonstrations,
+        wrong_share=config.data.wrong_share,
+        seed=config.seed,
+    )
+    return _Demonstrations(environments.tools, made)
 
 
 def _written(config: SftConfig, chat: Chat, demonstrations: _Demonstrations | None) -> list[Trajectory]:
-    writer = writing_chat(chat)
     if demonstrations is None:
-        return read_conversations(Path(config.data.file or ""), writer)
+        return read_conversations(Path(config.data.file or ""), chat)
     return [
         tokenized(
             messages,
-            writer,
+            chat,
             demonstrations.tools,
             uid=f"demonstration-{index}",
             task_id=task.id,

@@ -7,10 +7,10 @@ from sao_gym.collect import Success, collect, numbered
 from sao_gym.commands.composition import Run, load_trainee
 from sao_gym.commands.curves import draw_curves
 from sao_gym.commands.heldout import Heldout
+from sao_gym.commands.policy import training_sampling
 from sao_gym.commands.progress import TrainingProgress
 from sao_gym.loops import run_blocking
 from sao_gym.parquet import write_trajectories
-from sao_gym.protocols import Sampling
 from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, Training, recorded_batches, step_file
@@ -48,7 +48,7 @@ def train(run: Run) -> None:
 def rollout_only(run: Run) -> None:
     """Sample `steps` batches with the policy as it is and keep them."""
     config, parts = run.parts.config, run.parts
-    sampling = Sampling(max_tokens=parts.engine.context_length, temperature=config.rollout.temperature)
+    sampling = training_sampling(config.rollout, parts.engine)
     episodes = numbered(
         run.tasks, config.steps * config.batch_size, env_id=config.env.name, seed=config.seed, name="rollout"
     )
