@@ -17,6 +17,12 @@ def _at_least(section: str, minimum: float, **values: float | None) -> None:
             raise ConfigError(f"{section}{name} = {value}: give at least {minimum:g}")
 
 
+def _above_0(section: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{section}{name} = {value}: give a number above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     """Which environment, on which tasks."""
@@ -70,7 +76,10 @@ class RolloutConfig:
             max_in_flight=self.max_in_flight,
             max_turns=self.max_turns,
             max_tokens_per_turn=self.max_tokens_per_turn,
+            max_tokens_per_episode=self.max_tokens_per_episode,
         )
+        _at_least("rollout.", 0, failure_retries=self.failure_retries)
+        _above_0("rollout.", wall_clock_s=self.wall_clock_s)
         if self.temperature <= 0:
             raise ConfigError(f"rollout.temperature = {self.temperature}: training samples, so give a number above 0")
         if self.top_p != 1.0:
@@ -191,8 +200,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         _at_least("loss.", 0, eps_low=self.eps_low, eps_high=self.eps_high, gamma=self.gamma)
-        if self.alpha <= 0:
-            raise ConfigError(f"loss.alpha = {self.alpha}: give a number above 0")
+        _above_0("loss.", alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +267,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _at_least("", 1, batch_size=self.batch_size)
         _at_least("", 0, steps=self.steps)
+        _above_0("", deadline_s=self.deadline_s)
 
 
 TRAIN_RULES = (
@@ -276,6 +285,19 @@ TRAIN_RULES = (
     InertRule(
         "loss.detach_ratio", lambda c: c.loss.policy in ("ppo", "cispo"), "loss.policy has a rule of its own for it"
     ),
+    InertRule(
+        "engine.kv",
+        lambda c: c.staleness.max_staleness == 0,
+        "staleness.max_staleness is 0, so no request is in flight at a publication",
+    ),
+    *(
+        InertRule(
+            key,
+            lambda c: 0 < c.steps <= c.critic.only_steps,
+            "critic.only_steps takes all of the steps, so the actor is never trained",
+        )
+        for key in ("actor", "loss.policy", "loss.eps_low", "loss.eps_high", "loss.detach_ratio")
+    ),
     InertRule("loss.eps_low", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
     InertRule("loss.eps_high", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
     InertRule("env.tasks", lambda c: "tasks" in c.env.options, "env.options.tasks already gives the tasks"),
@@ -289,3 +311,29 @@ TRAIN_RULES = (
     ),
 )
 """Settings that nothing reads in some set-ups; setting one there is an error (case CF-03)."""
+
+
+def _always(reason: str, *keys: str) -> tuple[InertRule, ...]:
+    return tuple(InertRule(key, lambda c: True, reason) for key in keys)
+
+
+ROLLOUT_ONLY_RULES = _always(
+    "--rollout-only trains nothing",
+    "actor",
+    "critic",
+    "loss",
+    "staleness",
+    "checkpoint",
+    "evaluation",
+    "learner.micro_batch_tokens",
+    "learner.gradient_checkpointing",
+)
+LEARN_ONLY_RULES = _always(
+    "--learn-only samples nothing",
+    "rollout",
+    "engine",
+    "evaluation",
+    "staleness.on_stale",
+    "staleness.stale_grace_s",
+)
+"""What else nothing reads in those two ways to run."""

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sao_gym.commands.base import Options, run_command, take_options
-from sao_gym.config import Resolved, changes, dump, find_preset, help_text, preset_names, resolve
+from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
 from sao_gym.errors import ConfigError
 from sao_gym.runfolder import CONFIG, RunFolder, default_path
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
 PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 FIXED = ("seed", "env.")
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         _resume(Path(resume), options)
         return
     preset = options.value("preset") or _preset_of_env(options)
-    resolved = _resolved(preset, options.all("config"), options.rest)
+    resolved = _resolved(preset, options.all("config"), options.rest, _rules(options))
     if options.has("dry-run"):
         print(dump(resolved), end="")
         return
@@ -73,13 +73,25 @@ def _preset_of_env(options: Options) -> str | None:
     return name if name in preset_names(PRESETS) else None
 
 
-def _resolved(preset: str | None, files: Sequence[str], words: Sequence[str]) -> Resolved[TrainConfig]:
+def _rules(options: Options) -> tuple[InertRule, ...]:
+    """Which settings nothing reads in the way to run that was asked for."""
+    rules = TRAIN_RULES
+    if options.has("rollout-only"):
+        rules += ROLLOUT_ONLY_RULES
+    if options.value("learn-only"):
+        rules += LEARN_ONLY_RULES
+    return rules
+
+
+def _resolved(
+    preset: str | None, files: Sequence[str], words: Sequence[str], rules: Sequence[InertRule] = TRAIN_RULES
+) -> Resolved[TrainConfig]:
     return resolve(
         TrainConfig,
         preset=find_preset(PRESETS, preset) if preset else None,
         files=[Path(file) for file in files],
         overrides=words,
-        rules=TRAIN_RULES,
+        rules=rules,
     )
 
 

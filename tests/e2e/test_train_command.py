@@ -152,8 +152,9 @@ def test_curves_are_drawn(run: Path) -> None:
 
 def test_sample_only_then_learn_only(model: Path, tmp_path: Path) -> None:
     sampled, learnt = tmp_path / "sampled", tmp_path / "learnt"
-    words = ("--env", "arithmetic", "--model", str(model), "--batch-size", "4", "--max-tokens", "8")
-    assert main([*words, "--steps", "2", "--rollout-only", "--out", str(sampled)]) == 0
+    words = ("--env", "arithmetic", "--model", str(model), "--batch-size", "4")
+    sample = ("--max-tokens", "8", "--rollout-only")
+    assert main([*words, "--steps", "2", *sample, "--out", str(sampled)]) == 0
     rows = [row for file in (sampled / "trajectories").iterdir() for row in read_trajectories(file)]
     assert len({row.uid for row in rows}) == len({row.task_id for row in rows}) == 8
     assert not (sampled / "checkpoints").exists()
@@ -277,8 +278,6 @@ def bad(model: Path, tmp_path: Path) -> dict[str, Path]:
         (("--env", "arithmetics", "--model", "{model}"), "'arithmetic'"),
         (("--critic-init", "{none}", "--model", "{model}"), "{none}"),
         (("--critic-init", "{model}", "--model", "{model}"), "{model}"),
-        (("--learn-only", "{none}", "--model", "{model}"), "there is no folder {none}"),
-        (("--learn-only", "{model}", "--model", "{model}"), "holds 0 usable trajectories, a batch needs 4"),
         (("--evaluation.every", "1", "--env", "{file}", "--model", "{model}"), "{file}"),
         (("--actor.lrr", "1"), "there is no setting 'actor.lrr'. Did you mean actor.lr?"),
         (("--stepz", "1"), "there is no setting 'stepz'. Did you mean steps?"),
@@ -303,6 +302,18 @@ def test_bad_input(
     assert filled(said) in line
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "runs").exists(), "no folder is left behind"
+
+
+def test_what_to_learn_from_must_be_there(model: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    words = ("--env", "arithmetic", "--model", model, "--batch-size", "4", "--critic-init", "cold")
+    out = ("--out", tmp_path / "r")
+    assert f"there is no folder {tmp_path / 'none'}" in refused(*words, *out, "--learn-only", tmp_path / "none")
+    assert "holds 0 usable trajectories, a batch needs 4" in refused(*words, *out, "--learn-only", model)
+    torn = tmp_path / "torn" / "step_000001.parquet"
+    torn.parent.mkdir()
+    torn.write_bytes(b"PAR1 torn")
+    assert f"{torn} is not a trajectory file of sao-gym" in refused(*words, *out, "--learn-only", torn.parent)
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_critics_start_must_be_said(model: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
