@@ -25,7 +25,7 @@ to the training, e.g. --steps 20 or --actor.lr 1e-4.
   --out DIR     new folder for both parts (default: runs/quickstart-<UTC time>)
   --start DIR   start from this policy in place of the imitation part
   --seed N      seed of the training (default 0)
-  --moe         a mixture-of-experts policy: presets quickstart_moe_sft and quickstart_moe"""
+  --moe         a mixture-of-experts policy, trained with preset quickstart_moe"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _imitate(preset: str, start: Path) -> int:
 
     print("-- 1 of 2: imitation, half of the demonstrations wrong on purpose", flush=True)
     kind = "qwen3_moe_tiny" if preset == "quickstart_moe" else "qwen3_tiny"
-    return sft(["--preset", f"{preset}_sft", "--new", kind, "--out", str(start)])
+    return sft(["--preset", "quickstart_sft", "--new", kind, "--out", str(start)])
 
 
 def _train(preset: str, start: Path, run: Path, options: Options) -> int:
