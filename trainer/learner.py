@@ -135,10 +135,22 @@ class Learner:
         """Ranks above 0: take part in every step until `stop`."""
         while (plan := self._broadcast(None)) is not None:
             self._step(plan)
+        self._disband()
 
     def stop(self) -> None:
-        """Release the ranks that sit in `serve`."""
+        """Release the ranks that sit in `serve`. Rank 0 calls it last; after it no step can be taken."""
         self._broadcast(None)
+        self._disband()
+
+    def _disband(self) -> None:
+        """End data-parallel training: the networks stay, their wrappers go."""
+        if self.world == 1:
+            return
+        self.accelerator.wait_for_everyone()
+        # A wrapper that outlives the process group tears it down under the interpreter's lock and waits for gloo's
+        # threads, which need that lock to free their last tensors: the process would hang at its end.
+        self.actor, self.critic = self.bare_actor, self.bare_critic
+        self.accelerator.free_memory()
 
     def _broadcast(self, plan: StepPlan | None) -> StepPlan | None:
         if self.world == 1:

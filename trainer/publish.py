@@ -46,7 +46,7 @@ class PublicationReport:
 
 @torch.no_grad()
 def make_probe(actor: Actor, token_ids: Ids) -> Probe:
-    """Score the first tokens of a stream with the learner's present weights."""
+    """Score the first tokens of a stream with the learner's present weights, in the type that they are kept in."""
     ids = np.asarray(token_ids[:PROBE_TOKENS], dtype=np.int64)
     n = len(ids)
     packed = Packed(
@@ -66,7 +66,8 @@ def make_probe(actor: Actor, token_ids: Ids) -> Probe:
         group=np.zeros(1, dtype=np.int64),
         n_action_global=n - 1,
     )
-    logprobs, _ = actor(Inputs.of(packed, next(actor.parameters()).device))
+    # An actor of its own: Accelerate has made the learner's compute in the run's precision.
+    logprobs, _ = Actor(actor.model)(Inputs.of(packed, next(actor.parameters()).device))
     return Probe(ids.astype(np.int32), np.concatenate([[0.0], logprobs.float().cpu().numpy()]).astype(np.float32))
 
 

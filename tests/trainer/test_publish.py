@@ -6,12 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from sao_gym.clock import SystemClock
 from sao_gym.engines.local import LocalEngine
 from sao_gym.errors import DeadlineError, EngineError, InvariantError
 from sao_gym.loops import run_blocking
 from sao_gym.models import copy_model
+from sao_gym.trainer.critic import critic_from_model
+from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.publish import PROBE_TOKENS, TRIES, Publisher, make_probe
 
 
@@ -52,6 +56,14 @@ def make_engine():
     yield make
     for engine in engines:
         run_blocking(engine.close())
+
+
+@pytest.fixture
+def bf16():
+    """An accelerator that computes in bfloat16; its settings are shared, so they are forgotten before and after."""
+    AcceleratorState._reset_state(True)
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(True)
 
 
 @pytest.fixture
@@ -173,6 +185,24 @@ def test_tied_embeddings_arrive_at_both_ends(setting):
             assert torch.equal(getattr(served, end)().weight, getattr(learner.model, end)().weight)
         is_one = served.get_input_embeddings().weight is served.get_output_embeddings().weight
         assert is_one == tied
+
+
+def test_a_learner_that_computes_in_bf16_publishes_to_a_float32_engine(
+    bf16, make_policy, make_batch, make_config, plan_of, make_engine
+):
+    """The probe compares weights, not compute types: it is scored in float32 whatever the steps are computed in."""
+    model = make_policy()
+    engine = make_engine(model)
+    config = make_config(actor={"lr": 1e-2}, learner={"precision": "bf16"})
+    learner = Learner(config, model, critic_from_model(model), bf16, SystemClock())
+    metrics = learner.step(plan_of(make_batch(3), config)).metrics()
+    assert np.isfinite(metrics["policy_loss"])
+    assert {p.dtype for p in (*model.parameters(), *learner.bare_critic.parameters())} == {torch.float32}
+    ids = make_batch(1, turns=12, seed=7)[0].streams[0].token_ids
+    probe = make_probe(learner.bare_actor, ids)
+    publisher = Publisher(engine, SystemClock(), lambda: None, deadline_s=60.0)
+    publisher.start(learner.weights(), 1, probe)
+    assert publisher.finish().probe_error < 1e-4
 
 
 def test_a_probe_is_short_and_keeps_the_learners_mode(setting):
