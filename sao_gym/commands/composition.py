@@ -181,11 +181,17 @@ def _environments(config: TrainConfig) -> Environments:
 
 def _require_same_tasks(folder: RunFolder, tasks: TaskSet) -> None:
     """The n-th row of a run is the n-th prompt of its tasks. Raises CheckpointError if those are others by now."""
-    facts = json.loads(folder.file(MANIFEST).read_text(encoding="utf-8"))
-    if facts["tasks"]["hash"] != tasks.content_hash:
+    try:
+        before = json.loads(folder.file(MANIFEST).read_text(encoding="utf-8"))["tasks"]["hash"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(
+            f"{folder.file(MANIFEST)} cannot be read ({type(error).__name__}): the run ended before it had begun, or its "
+            "folder is damaged; start again in a new folder"
+        ) from error
+    if before != tasks.content_hash:
         raise CheckpointError(
             f"the tasks of {tasks.name} are not those that the run in {folder.path} was started with (content hash "
-            f"{tasks.content_hash[:12]}, was {facts['tasks']['hash'][:12]}); give them back, or start a new run"
+            f"{tasks.content_hash[:12]}, was {before[:12]}); give them back, or start a new run"
         )
 
 

@@ -368,6 +368,18 @@ def test_no_whole_checkpoint_is_left(copy: Path, refused: Callable[..., str]) ->
     assert snapshot(copy) == before
 
 
+def test_tasks_that_changed_since_the_start(copy: Path, refused: Callable[..., str]) -> None:
+    """The n-th row of the ledger would be another prompt."""
+    facts = json.loads((copy / "manifest.json").read_text())
+    facts["tasks"]["hash"] = "0" * 64
+    (copy / "manifest.json").write_text(json.dumps(facts))
+    before = snapshot(copy)
+    assert "are not those that the run in" in refused("--resume", copy)
+    assert snapshot(copy) == before
+    (copy / "manifest.json").write_text("{")
+    assert "manifest.json cannot be read" in refused("--resume", copy)
+
+
 def test_weights_that_changed_since_they_were_written(copy: Path, refused: Callable[..., str]) -> None:
     weights = copy / "checkpoints" / "step_3" / "actor" / "model.safetensors"
     data = bytearray(weights.read_bytes())

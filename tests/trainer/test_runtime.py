@@ -254,6 +254,24 @@ async def test_a_lagging_engine_and_a_slow_task_at_once() -> None:
     assert world.trained(SLOW) >= 1
 
 
+def test_a_second_engine_that_lags_the_first_while_a_batch_is_in_training() -> None:
+    """The batch was sampled by the newer engine, new rows would be by the older: ADMIT also asks for I(V+1) without it."""
+    rule = Outstanding(batch_rows=2, max_staleness=2, version=2)
+    for number in (1, 2):
+        rule.admit(number)
+        rule.set_ready(number, 2)
+    rule.start_step([1, 2], raises_version=True)
+    for number in (3, 4):
+        assert rule.can_admit(1)
+        rule.admit(number)
+        rule.set_first_version(number, 1)
+    assert rule.is_bounded(1, at_version=2, extra=1), "I(V) alone would allow a third"
+    assert not rule.can_admit(1)
+    assert rule.can_admit(2)
+    rule.finish_step()
+    assert rule.is_bounded(1, at_version=3)
+
+
 async def random_world(seed: int) -> World:
     draw = random.Random(seed)
     batch = draw.randint(1, 4)
