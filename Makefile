@@ -12,9 +12,10 @@ SPECIAL := slow or docker or sglang or openhands or gpu
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt requirements-sandbox.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sao-gym needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-sandbox.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
