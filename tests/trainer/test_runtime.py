@@ -276,7 +276,7 @@ async def random_world(seed: int) -> World:
     draw = random.Random(seed)
     batch = draw.randint(1, 4)
     scale = draw.choice([0.2, 1.0, 5.0])
-    failing = draw.choice([0.0, 0.05, 0.2])
+    failing = draw.choice([0.0, 0.05, 0.1])
 
     def end(row: LedgerRow) -> Outcome:
         return Outcome.error("engine") if draw.random() < failing else Outcome.terminated()
