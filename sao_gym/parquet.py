@@ -84,6 +84,11 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
     }
 
 
+def _writable(text: str) -> str:
+    """The text with half characters, which JSON escapes in a policy's arguments can make, as escapes: UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _row(trajectory: Trajectory) -> dict[str, Any]:
     score = trajectory.score
     return {
@@ -100,13 +105,13 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             "value": score.value,
             "passed": score.passed,
             "per_action": list(score.per_action),
-            "detail": score.detail,
+            "detail": _writable(score.detail),
             "grader_version": score.grader_version,
         },
         "admitted_version": trajectory.admitted_version,
         "seed": trajectory.seed,
         "timings": json.dumps(dict(trajectory.timings)),
-        "info": json.dumps(dict(trajectory.info), ensure_ascii=False),
+        "info": _writable(json.dumps(dict(trajectory.info), ensure_ascii=False)),
         "streams": [[_segment_row(segment) for segment in stream.segments] for stream in trajectory.streams],
     }
 
