@@ -28,8 +28,9 @@ def main(job: Path, result: Path) -> None:
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         values = {name: value.clone() for name, value in critic.state_dict().items()}
         after.append((metrics, weights, values))
+    wrapper = type(learner.actor).__name__
     learner.stop()
-    result.write_bytes(pickle.dumps((learner.world, type(learner.actor).__name__, after)))
+    result.write_bytes(pickle.dumps((learner.world, wrapper, after)))
     learner.accelerator.end_training()
 
 
