@@ -30,7 +30,7 @@ from sao_gym.errors import InvariantError
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-Credit = Literal["chain", "local"]
+Credit = Literal["chain", "local", "compactionrl"]
 
 
 class SegmentKind(StrEnum):
@@ -350,8 +350,8 @@ class Trajectory:
     def rewards(self, credit: Credit = "chain") -> tuple[Floats, ...]:
         """Reward per action token, one array [A_s] per stream (SAO.md row 5).
 
-        Each share stands on the last token of its action. Sum over all streams == score.value with `chain`; with
-        `local`, each stream that holds an action ends with the whole value.
+        Each share stands on the last token of its action. Sum over all streams == score.value, but with `local` credit
+        each stream that holds an action ends with the whole value.
         """
         value = self.score.value if self.score else 0.0
         shares = list(self.score.per_action) if self.score and self.score.per_action else None

@@ -22,11 +22,11 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from sao_gym.errors import InvariantError
+from sao_gym.stream import Credit
 
 Floats64 = npt.NDArray[np.float64]
 Ints64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-StreamCredit = Literal["chain", "local", "compactionrl"]
 StepValue = Literal["average", "last"]
 
 
@@ -133,7 +133,7 @@ def compute_stream_advantages(
     lengths: npt.ArrayLike,
     stream_lengths: npt.ArrayLike,
     *,
-    credit: StreamCredit = "chain",
+    credit: Credit = "chain",
     gamma: float = 1.0,
     lam: npt.ArrayLike = 1.0,
     bootstrap: npt.ArrayLike | None = None,

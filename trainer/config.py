@@ -162,6 +162,9 @@ class CriticConfig(OptimizerConfig):
     only_steps: int = setting(
         10, help="first batches that train the critic alone; they raise no policy version", source="ours"
     )
+    advantage_values: Literal["pre", "post"] = setting(
+        "pre", help="advantages from the values read before, or after, the critic's passes"
+    )
     train: str | list[str] = setting(
         "mlp_only", help="mlp_only, all_but_attention, full, or regular expressions on names", source="paper"
     )

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sao_gym.trainer.advantages import (
-    compute_gae,
     compute_returns,
     compute_stream_advantages,
     length_adaptive_lambda,
@@ -23,11 +22,16 @@ Floats64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Units:
-    """What one recursion of lambda runs over: rows with `chain` credit, streams with `local`. Lengths are in tokens."""
+    """What one recursion runs over: streams [S] with `local` credit, else rows [R].
+
+    lengths, lam, bootstrap are per unit; stream_lengths [S] and row_bootstrap [R] hold whatever the credit.
+    """
 
     lengths: npt.NDArray[np.int64]
     lam: Floats64
     bootstrap: Floats64
+    stream_lengths: npt.NDArray[np.int64]
+    row_bootstrap: Floats64
 
 
 def _stream_ids(packed: Packed) -> npt.NDArray[np.int64]:
@@ -54,16 +58,14 @@ def _lambda_lengths(packed: Packed, ids: npt.NDArray[np.int64], config: LossConf
 
 def estimation_units(packed: Packed, bootstrap_values: Floats64, config: LossConfig) -> Units:
     """Lengths, lambdas and bootstrap values of the micro-batch's units. `bootstrap_values` [R], 0 where none."""
+    streams = _stream_ids(packed)
+    ids, bootstrap = packed.row, bootstrap_values
     if config.credit == "local":
-        ids = _stream_ids(packed)
-        lengths = row_lengths(ids)
-        bootstrap = np.zeros(len(lengths))
+        ids, bootstrap = streams, np.zeros(len(row_lengths(streams)))
         last = np.flatnonzero(np.diff(packed.row, append=-1) != 0)
         bootstrap[ids[last]] = bootstrap_values
-    else:
-        ids, lengths, bootstrap = packed.row, row_lengths(packed.row), bootstrap_values
     lam = length_adaptive_lambda(_lambda_lengths(packed, ids, config), config.alpha)
-    return Units(lengths, lam, bootstrap)
+    return Units(row_lengths(ids), lam, bootstrap, row_lengths(streams), bootstrap_values)
 
 
 def critic_targets(packed: Packed, units: Units, config: LossConfig) -> Floats64:
@@ -73,20 +75,13 @@ def critic_targets(packed: Packed, units: Units, config: LossConfig) -> Floats64
 
 def policy_advantages(packed: Packed, values: Floats64, units: Units, config: LossConfig) -> Floats64:
     """Skip-observation GAE at the length-adaptive lambda [A]."""
-    if config.credit == "local":
-        lengths = row_lengths(packed.row)
-        estimate = compute_stream_advantages(
-            values,
-            packed.rewards,
-            lengths,
-            units.lengths,
-            credit="local",
-            gamma=config.gamma,
-            lam=units.lam,
-            bootstrap=units.bootstrap[np.searchsorted(np.cumsum(units.lengths), np.cumsum(lengths))],
-        )
-        return estimate.advantages
-    estimate = compute_gae(
-        values, packed.rewards, units.lengths, gamma=config.gamma, lam=units.lam, bootstrap=units.bootstrap
-    )
-    return estimate.advantages
+    return compute_stream_advantages(
+        values,
+        packed.rewards,
+        row_lengths(packed.row),
+        units.stream_lengths,
+        credit=config.credit,
+        gamma=config.gamma,
+        lam=units.lam,
+        bootstrap=units.row_bootstrap,
+    ).advantages

@@ -188,7 +188,7 @@ class Learner:
     # -- critic
 
     def _train_critic(self, plan: StepPlan, parts: list[_Part], stats: StepStatistics) -> list[_Estimate]:
-        """K passes; the values that the first one reads are those of the advantages."""
+        """K passes; the values that the first one reads are those of the advantages, unless told otherwise."""
         config = self.config.critic
         set_lr(self.critic_optimizer, config.lr * lr_multiplier(plan.batch, config.lr_warmup_steps))
         estimates: list[_Estimate] = []
@@ -208,11 +208,24 @@ class Learner:
             norms = self._apply(self.critic, self.critic_optimizer, config.grad_clip, moves=moves)
             stats.critic_gradient = stats.critic_gradient or norms
         stats.critic_updates = config.updates if moves else 0
+        estimates = self._read_again(parts, estimates, stats)
         estimates = self._whitened(estimates) if self.config.loss.whiten else estimates
         for estimate in estimates:
             stats.add_estimates(estimate.values, estimate.targets, estimate.advantages)
-        stats.after_passes = self._explained_variance(parts, estimates)
         return estimates
+
+    @torch.no_grad()
+    def _read_again(self, parts: list[_Part], estimates: list[_Estimate], stats: StepStatistics) -> list[_Estimate]:
+        """Explained variance after the passes; with `advantage_values = post`, advantages from these values too."""
+        kept: list[_Estimate] = []
+        for part, estimate in zip(parts, estimates, strict=True):
+            values, after = self._values(part)
+            read = values.double().cpu().numpy()
+            stats.after_passes += ExplainedVariance.of(estimate.targets, read)
+            if self.config.critic.advantage_values == "post":
+                estimate = replace(estimate, advantages=self._estimate(part.packed, read, after).advantages)
+            kept.append(estimate)
+        return kept
 
     def _values(self, part: _Part) -> tuple[Tensor, Floats64]:
         """Values at action tokens [A], on the graph, and after the end of each row [R], 0 where none is wanted."""
@@ -229,13 +242,6 @@ class Learner:
         units = estimation_units(packed, after, self.config.loss)
         advantages = policy_advantages(packed, values, units, self.config.loss)
         return _Estimate(values, critic_targets(packed, units, self.config.loss), advantages)
-
-    @torch.no_grad()
-    def _explained_variance(self, parts: list[_Part], estimates: list[_Estimate]) -> ExplainedVariance:
-        total = ExplainedVariance()
-        for part, estimate in zip(parts, estimates, strict=True):
-            total += ExplainedVariance.of(estimate.targets, self.critic(part.inputs, part.inputs.state_index))
-        return total
 
     # -- actor
 
