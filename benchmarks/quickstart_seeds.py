@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from sao_gym.commands.composition import new_folder, opened
 from sao_gym.commands.heldout import Heldout
 from sao_gym.commands.quickstart import Gain, read_gain
-from sao_gym.commands.composition import new_folder, opened
 from sao_gym.config import dump, find_preset, resolve
 from sao_gym.jsonl import read_jsonl
 from sao_gym.statistics import wilson_interval

@@ -1,7 +1,7 @@
 """Every prompt's state, in SQLite: queued | running | scoring | ready | trained | dropped(reason).
 
 Each change is one transaction. A ready row holds its trajectory, so a crash loses no finished episode; a row's number
-is its place in ledger order. `recover` applies the rules of a resume (DESIGN.md section 5).
+is its place in ledger order. `recover` applies the rules of a resume (docs/runtime.md).
 """
 
 import sqlite3

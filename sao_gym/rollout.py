@@ -243,7 +243,7 @@ class EnvPool:
 
 
 def require_training_sampling(sampling: Sampling) -> None:
-    """Raise EngineError for sampling whose log-probs are not those of the whole distribution (SAO.md row 20)."""
+    """Raise EngineError for sampling whose log-probs are not those of the whole distribution (docs/paper.md row 20)."""
     if sampling.top_p != 1.0 or sampling.top_k != 0 or sampling.temperature <= 0:
         raise EngineError(
             f"training samples from the whole distribution: top_p 1, top_k 0, temperature above 0, got {sampling}"

@@ -348,7 +348,7 @@ class Trajectory:
         return replace(self, score=score)
 
     def rewards(self, credit: Credit = "chain") -> tuple[Floats, ...]:
-        """Reward per action token, one array [A_s] per stream (SAO.md row 5).
+        """Reward per action token, one array [A_s] per stream (docs/paper.md row 5).
 
         Each share stands on the last token of its action. Sum over all streams == score.value, but with `local` credit
         each stream that holds an action ends with the whole value.

@@ -101,7 +101,7 @@ class Actor(nn.Module):
         head = model.get_output_embeddings()
         chosen = states[inputs.state_index]
         if not len(chosen):
-            # Keeps every parameter in the graph, so that all ranks reduce the same gradients (SAO.md row 18).
+            # Keeps every parameter in the graph, so that all ranks reduce the same gradients (docs/paper.md row 18).
             zero = (states.sum() + head(states[:1]).sum()) * 0.0
             return zero[None][:0] + zero, zero[None][:0].detach()
         if len(chosen) <= CHUNK_TOKENS:

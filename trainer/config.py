@@ -1,4 +1,4 @@
-"""What a run can be told. Each field says whether its default is the paper's or ours (SAO.md in docs/paper.md).
+"""What a run can be told. Each field says whether its default is the paper's or ours (docs/paper.md).
 
 Sections are dataclasses; `--actor.lr 1e-4` sets `actor.lr`, and the fields people need most have a short flag.
 """

@@ -1,4 +1,4 @@
-"""The critic: a backbone of its own with a float32 value head, and what of it is trained (SAO.md rows 13, 15).
+"""The critic: a backbone of its own with a float32 value head, and what of it is trained (docs/paper.md rows 13, 15).
 
 V at an action token is the value of the prefix before it: the head reads the hidden state at `state_index`.
 `critic_train = mlp_only` trains dense MLP projections, experts (shared ones too) and the head; attention, linear

@@ -41,7 +41,7 @@ def _stream_ids(packed: Packed) -> npt.NDArray[np.int64]:
 
 
 def _lambda_lengths(packed: Packed, ids: npt.NDArray[np.int64], config: LossConfig) -> npt.NDArray[np.int64]:
-    """L of each unit (SAO.md row 8): its action tokens, all its tokens, or its turns."""
+    """L of each unit (docs/paper.md row 8): its action tokens, all its tokens, or its turns."""
     lengths = np.bincount(ids)
     if config.lambda_length == "actions":
         return lengths

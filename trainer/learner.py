@@ -5,7 +5,7 @@
 
 The first critic pass reads the values that the advantages use (`advantage_values = pre`), then the passes train the
 critic, then the actor takes one step. The local loss is sum x world / N_global: data-parallel training averages over
-ranks, and that is undone here (SAO.md row 4). Nothing else in the project touches torch.distributed.
+ranks, and that is undone here (docs/paper.md row 4). Nothing else in the project touches torch.distributed.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Putting a run folder back to its newest whole checkpoint (DESIGN.md section 5).
+"""Putting a run folder back to its newest whole checkpoint (docs/runtime.md).
 
 Rows trained after it go back to ready, with their trajectories; running and scoring rows, and rows that hold tokens of
 a version that the checkpoint does not know, are queued again with the same attempt, and so are rows that had been let

@@ -1,4 +1,4 @@
-"""The staleness rule: which rows may start, which batch may be trained (DESIGN.md section 5).
+"""The staleness rule: which rows may start, which batch may be trained (docs/runtime.md).
 
 m = `max_staleness`, B = `batch_rows`, V = the learner's version, O = all outstanding rows: running, scoring, ready and
 in training. v0(r) = version of r's first sampled token; until that is known, the engine's version when r first asked
@@ -80,9 +80,7 @@ class Outstanding:
         first = engine_version if row.first_version is None else row.first_version
         return max(first, at_version - self.max_staleness) if row.is_let_past else first
 
-    def is_bounded(
-        self, engine_version: int, *, at_version: int, without: Iterable[int] = (), extra: int = 0
-    ) -> bool:
+    def is_bounded(self, engine_version: int, *, at_version: int, without: Iterable[int] = (), extra: int = 0) -> bool:
         """I(at_version) for O less the rows `without`, plus `extra` rows that would start now."""
         left_out = set(without)
         firsts = [
@@ -91,9 +89,7 @@ class Outstanding:
             if row.number not in left_out
         ]
         firsts += [engine_version] * extra
-        return is_bounded(
-            firsts, version=at_version, batch_rows=self.batch_rows, max_staleness=self.max_staleness
-        )
+        return is_bounded(firsts, version=at_version, batch_rows=self.batch_rows, max_staleness=self.max_staleness)
 
     def can_admit(self, engine_version: int, n: int = 1) -> bool:
         """ADMIT for n rows that start together."""

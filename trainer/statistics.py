@@ -1,6 +1,6 @@
 """What one training step measured, in a form that adds up over micro-batches and ranks.
 
-Only sums, moments and samples are kept until the end: averages of averages are another number (SAO.md row 4).
+Only sums, moments and samples are kept until the end: averages of averages are another number (docs/paper.md row 4).
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Value pretraining: fit a critic to what a fixed policy's episodes really earned (SAO.md row 14).
+"""Value pretraining: fit a critic to what a fixed policy's episodes really earned (docs/paper.md row 14).
 
 Targets are Monte-Carlo returns (lambda = 1), nothing is frozen, and the fit ends when explained variance on episodes
 that it never saw stops rising. Invariant: the split is by trajectory, for two tokens of one episode share its return.

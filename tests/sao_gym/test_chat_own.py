@@ -116,8 +116,7 @@ def test_a_second_end_token_also_ends_a_turn() -> None:
 
 
 HOSTILE = st.lists(
-    st.sampled_from([*SPECIALS, *CHATML, "<", "|>", "im_end", "\U0010fffd", "é", "\n", " "])
-    | st.text(max_size=3),
+    st.sampled_from([*SPECIALS, *CHATML, "<", "|>", "im_end", "\U0010fffd", "é", "\n", " "]) | st.text(max_size=3),
     max_size=8,
 ).map("".join)
 

@@ -77,7 +77,7 @@ async def test_the_systems_clock_never_falls() -> None:
 
 
 def test_the_runtime_knows_no_other_time_and_no_other_sleep() -> None:
-    """DESIGN.md section 5: one injected clock. (`asyncio.sleep(0)` waits for nothing.)"""
+    """docs/runtime.md: one injected clock. (`asyncio.sleep(0)` waits for nothing.)"""
     names = ("rollout", "ledger", "parquet", "gateway", "collect", "engines/scripted")
     files = [ROOT / "sao_gym" / f"{name}.py" for name in names]
     files = [file for file in files if file.exists()] + sorted((ROOT / "trainer").glob("*.py"))

@@ -38,9 +38,7 @@ ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 def segments(draw: st.DrawFn) -> Segment:
     tokens = draw(ids)
     if draw(st.booleans()):
-        extras = (
-            {"experts": np.arange(len(tokens) * 2).reshape(len(tokens), 2)} if draw(st.booleans()) else {}
-        )
+        extras = {"experts": np.arange(len(tokens) * 2).reshape(len(tokens), 2)} if draw(st.booleans()) else {}
         return Segment.observation(tokens, **extras)
     n = len(tokens)
     return Segment.action(
@@ -84,9 +82,7 @@ def check_derived_properties(stream: TokenStream) -> None:
     assert stream.turns.tolist() == walked_turns
     assert stream.positions.tolist() == list(range(len(walked_ids)))
     assert stream.action_positions.tolist() == [i for i, m in enumerate(walked_mask) if m]
-    assert (
-        len(stream.behavior_logprobs) == len(stream.versions) == len(stream.temperatures) == sum(walked_mask)
-    )
+    assert len(stream.behavior_logprobs) == len(stream.versions) == len(stream.temperatures) == sum(walked_mask)
 
 
 @given(streams)
@@ -105,9 +101,7 @@ def test_ten_thousand_streams(trajectory: Trajectory) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(trajectories, max_size=3))
-def test_parquet_round_trip_is_exact(
-    tmp_path_factory: pytest.TempPathFactory, batch: list[Trajectory]
-) -> None:
+def test_parquet_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, batch: list[Trajectory]) -> None:
     path = tmp_path_factory.mktemp("t") / "x.parquet"
     write_trajectories(path, batch)
     assert read_trajectories(path) == batch

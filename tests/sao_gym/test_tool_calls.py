@@ -72,9 +72,7 @@ def test_a_library_that_says_ok_is_not_believed() -> None:
 
 def test_keys_keep_their_order_and_unicode_its_letters() -> None:
     call = read_call(python_call('{"q": "é", "o": {"b": 1, "a": [true, null]}}'), "c")
-    assert (
-        json.dumps(dict(call.arguments), ensure_ascii=False) == '{"q": "é", "o": {"b": 1, "a": [true, null]}}'
-    )
+    assert json.dumps(dict(call.arguments), ensure_ascii=False) == '{"q": "é", "o": {"b": 1, "a": [true, null]}}'
 
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|end|>")
@@ -169,9 +167,7 @@ def mutated_calls(draw: st.DrawFn) -> np.ndarray:
 
 IDS = st.one_of(
     mutated_calls(),
-    st.lists(st.integers(-5, len(TOKENIZER) + 5), max_size=60).map(
-        lambda ids: np.asarray(ids, dtype=np.int32)
-    ),
+    st.lists(st.integers(-5, len(TOKENIZER) + 5), max_size=60).map(lambda ids: np.asarray(ids, dtype=np.int32)),
     st.lists(st.sampled_from([*MARKERS, "{", "}", '"', ":", '"name"', '"arguments"', "[", ",", "\\"])).map(
         lambda parts: sampled(*parts)
     ),

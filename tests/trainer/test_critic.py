@@ -59,7 +59,7 @@ def kinds_of(names: Any) -> set[str]:
 
 
 def test_mlp_only_on_qwen3(make_policy):
-    """Trap 22 and SAO.md row 13: projections and head train; gate_proj is a projection and no router."""
+    """Trap 22 and docs/paper.md row 13: projections and head train; gate_proj is a projection and no router."""
     table = freeze(critic_from_model(make_policy()), "mlp_only")
     assert len(table.trained) == 2 * 3 + 2
     assert {name.split(".")[-2] for name in table.trained} == {"gate_proj", "up_proj", "down_proj", "value_head"}
@@ -152,7 +152,7 @@ def test_a_choice_that_matches_nothing_is_an_error(make_policy):
 
 
 def test_a_new_critic_says_0_everywhere_and_owns_its_weights(make_policy, make_batch):
-    """SAO.md row 15; the policy's own weights are copied, not shared."""
+    """docs/paper.md row 15; the policy's own weights are copied, not shared."""
     policy = make_policy()
     critic = critic_from_model(policy)
     use_packed_attention(critic.backbone)

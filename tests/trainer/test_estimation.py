@@ -128,7 +128,7 @@ def test_bootstrap_enters_once_times_gamma(golden):
 
 
 def test_two_streams_chain_and_local(golden):
-    """Case 16 and SAO.md row 27, through packing: `chain` is one axis, `local` ends each stream with the score."""
+    """Case 16 and docs/paper.md row 27, through packing: `chain` is one axis, `local` ends each stream with the score."""
     case = golden("16")
     row = episode([-1, 2, -1, 1], [-2, 2], value=1.0)
     values = [0.5, 0.6, 0.7, 0.8, 0.9]
@@ -150,6 +150,24 @@ def test_two_streams_chain_and_local(golden):
         np.testing.assert_allclose(targets, 1.0)
 
 
+def test_compactionrl_fades_the_advantage_that_enters_a_stream_and_no_reward():
+    """docs/paper.md row 27: with one stream it is the chain; a perfect critic blames no success."""
+    two = episode([-1, 3], [-2, 2], value=1.0)
+    config = LossConfig(alpha=1.0, credit="compactionrl")  # l = 5: lambda 0.8
+    values = [0.5, 0.6, 0.7, 0.8, 0.9]
+    faded, targets, _ = estimate([two], values, config)
+    chain, _, _ = estimate([two], values, LossConfig(alpha=1.0))
+    np.testing.assert_allclose(faded[3:], chain[3:], atol=1e-12)
+    # What enters the first stream is 0.8 * A_3, once more times 0.8^2 for the two tokens that follow.
+    np.testing.assert_allclose(faded[2], (0.8 - 0.7) + 0.8 * 0.8**2 * chain[3], atol=1e-12)
+    np.testing.assert_allclose(targets, 1.0)
+    perfect, _, _ = estimate([two], 1.0, config)
+    np.testing.assert_allclose(perfect, 0.0, atol=1e-12)
+    one = episode([-1, 2, -1, 1], value=1.0)
+    alone, _, _ = estimate([one], 0.3, config)
+    np.testing.assert_allclose(alone, estimate([one], 0.3, LossConfig(alpha=1.0))[0], atol=1e-12)
+
+
 def test_local_credit_bootstraps_only_the_last_stream_of_a_cut_row():
     rows = [
         episode([-1, 2], [-1, 1], outcome=Outcome.truncated("turns"), uid="a"),
@@ -167,7 +185,7 @@ def test_local_credit_bootstraps_only_the_last_stream_of_a_cut_row():
     ("lambda_length", "expected"), [("actions", [5, 2]), ("all_tokens", [13, 4]), ("turns", [3, 1])]
 )
 def test_what_l_counts(lambda_length, expected):
-    """SAO.md row 8."""
+    """docs/paper.md row 8."""
     rows = [episode([-2, 2, -3, 1], [-3, 2], uid="a"), episode([-1, 2, -1], uid="b")]
     config = LossConfig(lambda_length=lambda_length, alpha=2.0)
     _, _, units = estimate(rows, 0.0, config)

@@ -80,7 +80,7 @@ def spread(batch: Any, recorded_at: Any, seed: int = 3) -> Any:
 def test_the_policy_loss_written_out(
     aggregation, credit, make_policy, make_batch, make_config, make_learner, plan_of, recorded_at
 ):
-    """DIS on skip-observation GAE over the global batch, against sums written out by hand (SAO.md rows 3, 4, 8, 27)."""
+    """DIS on skip-observation GAE over the global batch, against sums written out by hand (docs/paper.md rows 3, 4, 8, 27)."""
     config = make_config(loss={"aggregation": aggregation, "credit": credit}, learner={"micro_batch_tokens": 50})
     model = make_policy(seed=2)
     batch = [
@@ -107,7 +107,7 @@ def test_the_policy_loss_written_out(
 
 
 def test_whitened_advantages(make_policy, make_batch, make_config, make_learner, plan_of):
-    """SAO.md row 10: over the action tokens of the whole batch, not of a micro-batch; returns stay as they are."""
+    """docs/paper.md row 10: over the action tokens of the whole batch, not of a micro-batch; returns stay as they are."""
     model = make_policy(seed=2)
     batch = make_batch(5)
     batch = [
@@ -154,7 +154,7 @@ def test_stale_tokens_weigh_nothing_and_stay_in_the_denominator(
 
 
 def test_a_cut_row_goes_on_with_the_value_after_it(make_policy, make_batch, make_config, make_learner, plan_of):
-    """Trap 3 and SAO.md row 16 through the learner: V = 0.4 everywhere, no reward."""
+    """Trap 3 and docs/paper.md row 16 through the learner: V = 0.4 everywhere, no reward."""
     batch = make_batch(4, reward=0.0)
     cut = [replace(t, outcome=Outcome.truncated("turns")) if i % 2 else t for i, t in enumerate(batch)]
     tokens = [t.n_action for t in batch]
@@ -412,7 +412,7 @@ def test_gradient_checkpointing_is_in_force_and_changes_no_result(
 
 
 def test_advantages_use_the_values_before_the_passes(make_policy, make_batch, make_config, make_learner, plan_of):
-    """SAO.md row 11: a critic that this batch moved far must not have judged it."""
+    """docs/paper.md row 11: a critic that this batch moved far must not have judged it."""
     batch = make_batch(6)
     found = []
     for lr in (0.0, 0.05):
@@ -423,6 +423,19 @@ def test_advantages_use_the_values_before_the_passes(make_policy, make_batch, ma
     assert found[0]["advantage_mean"] == found[1]["advantage_mean"]
     assert found[0]["ev_pre"] == found[1]["ev_pre"] == found[0]["ev_post"]
     assert found[1]["ev_post"] != found[1]["ev_pre"]
+
+
+def test_advantages_may_use_the_values_after_the_passes(make_policy, make_batch, make_config, make_learner, plan_of):
+    """docs/paper.md row 11, `post`: the same batch, judged by the critic that it moved; the targets stay."""
+    batch = make_batch(6)
+    found = {}
+    for when in ("pre", "post"):
+        config = make_config(critic={"lr": 0.05, "updates": 4, "advantage_values": when})
+        found[when] = make_learner(config, make_policy()).step(plan_of(batch, config)).metrics()
+    assert found["pre"]["ev_post"] == found["post"]["ev_post"]
+    assert found["pre"]["value_loss"] == found["post"]["value_loss"]
+    # A critic that fits these very returns leaves less to be surprised by.
+    assert abs(found["post"]["advantage_mean"]) < abs(found["pre"]["advantage_mean"])
 
 
 def test_explained_variance_is_the_whole_batchs(make_policy, make_batch, make_config, make_learner, plan_of):
@@ -553,7 +566,7 @@ def moments(optimizer: Any) -> list[torch.Tensor]:
 def test_a_step_of_which_nothing_is_kept(
     make_policy, make_batch, make_config, make_learner, plan_of, weights_of, recorded_at
 ):
-    """Trap 32 and SAO.md row 18: momentum and weight decay are alive, and yet nothing moves; same keys, a counter."""
+    """Trap 32 and docs/paper.md row 18: momentum and weight decay are alive, and yet nothing moves; same keys, a counter."""
     config = make_config(actor={"weight_decay": 0.1}, critic={"weight_decay": 0.1})
     learner = make_learner(config, make_policy())
     batch = make_batch(4)
@@ -607,7 +620,7 @@ def test_weight_decay_reaches_no_frozen_weight(make_policy, make_batch, make_con
 def test_a_critic_only_batch_leaves_the_actor_alone(
     make_policy, make_batch, make_config, make_learner, plan_of, weights_of
 ):
-    """SAO.md row 12: bitwise, its moments too, and the line of metrics has the same keys."""
+    """docs/paper.md row 12: bitwise, its moments too, and the line of metrics has the same keys."""
     config = make_config(actor={"weight_decay": 0.1})
     learner = make_learner(config, make_policy())
     taught = learner.step(plan_of(make_batch(3), config)).metrics()
@@ -624,7 +637,7 @@ def test_a_critic_only_batch_leaves_the_actor_alone(
 def test_clipping_bounds_each_network_and_reports_the_norm_before(
     make_policy, make_batch, make_config, make_learner, plan_of
 ):
-    """SAO.md row 23."""
+    """docs/paper.md row 23."""
     batch = make_batch(6, reward=1.0)
     unclipped = make_config(actor=LINEAR, critic={**LINEAR_CRITIC, "updates": 1})
     clipped = make_config(

@@ -14,7 +14,7 @@ from sao_gym.trainer.statistics import StepStatistics
 
 
 def test_reward_is_neither_lost_nor_doubled(make_batch):
-    """Trap 2 and SAO.md row 5: the mass placed is the score, per stream with `local`."""
+    """Trap 2 and docs/paper.md row 5: the mass placed is the score, per stream with `local`."""
     rows = make_batch(4, streams=3)
     assert reward_mass_error(rows, "chain") == reward_mass_error(rows, "local") == 0.0
     n = rows[0].n_turns

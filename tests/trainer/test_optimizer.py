@@ -17,7 +17,7 @@ def test_the_multiplier_rises_by_batches(golden):
 
 
 def test_adamw_has_the_settings_and_only_what_is_trained(make_policy):
-    """SAO.md row 23 and trap 32: a frozen weight that is not listed cannot decay."""
+    """docs/paper.md row 23 and trap 32: a frozen weight that is not listed cannot decay."""
     critic = critic_from_model(make_policy())
     freeze(critic, "mlp_only")
     config = OptimizerConfig(lr=3e-4, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.2)

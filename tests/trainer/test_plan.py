@@ -6,7 +6,7 @@ from sao_gym.stream import Outcome
 
 
 def test_denominators_are_those_of_the_whole_batch(make_batch, make_config, plan_of):
-    """Trap 11 and SAO.md row 4: every part knows the batch's count, not its own."""
+    """Trap 11 and docs/paper.md row 4: every part knows the batch's count, not its own."""
     batch = make_batch(7)
     config = make_config(learner={"micro_batch_tokens": 30})
     plan = plan_of(batch, config, ranks=2)

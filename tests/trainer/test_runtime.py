@@ -109,7 +109,7 @@ class World:
         return record(row, versions, outcome)
 
     def check(self) -> None:
-        """I(V) of DESIGN.md section 5, over all rows that this account holds outstanding."""
+        """I(V) of docs/runtime.md, over all rows that this account holds outstanding."""
         rule, version = self.runtime.rule, self.runtime.rule.version
         known = {row.number: row for row in rule.rows()}
         firsts = []

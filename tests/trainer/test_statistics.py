@@ -97,7 +97,7 @@ def test_figures_by_hand():
 
 
 def test_keys_never_change(data):
-    """SAO.md row 18: a step of the critic alone, a skipped one and a full one write the same keys."""
+    """docs/paper.md row 18: a step of the critic alone, a skipped one and a full one write the same keys."""
     full = measured(np.arange(20), data)
     full.actor_gradient = GradientNorms(1.0, {"mlp": 1.0}, {"mlp": 0.1})
     full.critic_gradient = GradientNorms(2.0, {"head": 2.0}, {"head": 0.2})
