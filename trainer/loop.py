@@ -109,6 +109,7 @@ class Training:
         self._publisher = Publisher(
             parts.engine, parts.clock, parts.runtime.changed, deadline_s=parts.config.deadline_s
         )
+        self._published: PublicationReport | None = None
         (parts.folder.path / TRAJECTORIES).mkdir(exist_ok=True)
 
     def run(self) -> RunState:
@@ -139,7 +140,7 @@ class Training:
         )
         stats = self.parts.learner.step(plan)
         write_trajectories(step_file(self.parts.folder.path, step), batch.trajectories)
-        report = self._publisher.finish()
+        report = self._publisher.finish() or self._published
         self.state = replace(self.state, step=step, version=self.state.version + int(trains_actor))
         # Rows leave before the engine can serve what they taught: else it would be a race which prompts come next.
         run_blocking(_soon(runtime.finish_batch, batch, step))
@@ -201,7 +202,9 @@ class Training:
         last = self.state.step >= config.steps
         if last or self.state.step % config.checkpoint.every == 0:
             self.save()
+        self._published = None
         if self._on_evaluate and config.evaluation.every and self.state.step % config.evaluation.every == 0:
+            self._published = self._publisher.finish()  # the engine shall serve what is evaluated
             self._on_evaluate(self.state)
 
     def save(self) -> Path:

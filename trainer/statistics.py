@@ -107,6 +107,8 @@ class StepStatistics:
             "entropy": self.entropy_sum / self.account.total if self.account.total else None,
             "advantage_mean": self.advantage_sum / self.n_action if self.n_action else None,
             "tokens_kept": self.account.kept,
+            "tokens_rejected_low": self.account.rejected_low,
+            "tokens_rejected_high": self.account.rejected_high,
             "stale_masked": self.account.stale_masked,
             "dis_reject_low": self.account.fraction("rejected_low") if trained else None,
             "dis_reject_high": self.account.fraction("rejected_high") if trained else None,

@@ -195,13 +195,16 @@ def _require_same_tasks(folder: RunFolder, tasks: TaskSet) -> None:
         )
 
 
-def _newest(run: Path) -> tuple[RunState, Path]:
+def _newest(run: Path) -> tuple[RunState | None, Path | None]:
+    """The newest whole checkpoint; none for a run that was stopped before its first one, which starts over."""
     whole, skipped = find_checkpoints(run / CHECKPOINTS)
     for item in skipped:
         print(f"skipping {item.path.name}: {item.why}", flush=True)
-    if not whole:
+    if whole:
+        return whole[-1]
+    if skipped:
         raise RunFolderError(f"{run} holds no whole checkpoint to go on from; start again in a new folder")
-    return whole[-1]
+    return None, None
 
 
 def _policy(config: TrainConfig, checkpoint: Path | None) -> LoadedPolicy:

@@ -368,6 +368,15 @@ def test_no_whole_checkpoint_is_left(copy: Path, refused: Callable[..., str]) ->
     assert snapshot(copy) == before
 
 
+def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_over(copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    assert main(["--resume", str(copy)]) == 0
+    records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert max(record["staleness_max"] for record in records) <= 4
+    assert (copy / "checkpoints" / "step_3").is_dir()
+
+
 def test_tasks_that_changed_since_the_start(copy: Path, refused: Callable[..., str]) -> None:
     """The n-th row of the ledger would be another prompt."""
     facts = json.loads((copy / "manifest.json").read_text())
