@@ -220,6 +220,12 @@ def test_lists_need_every_value(gold: str, answer: str, value: float) -> None:
     assert score_response(gold, boxed(answer)).value == value
 
 
+def test_a_list_is_not_the_date_a_spreadsheet_made_of_it() -> None:
+    """Case GR-11, the grader's half: 45752 is the serial of "4, 5", and no answer."""
+    assert grade_answer("4, 5", "45752").value == 0
+    assert grade_answer("4, 5", r"\boxed{5, 4}").value == 1
+
+
 @pytest.mark.parametrize(
     ("left", "right", "equal"),
     [
