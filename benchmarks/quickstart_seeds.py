@@ -20,6 +20,7 @@ import numpy as np
 
 from sao_gym.commands.composition import new_folder, opened
 from sao_gym.commands.heldout import Heldout
+from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.commands.quickstart import Gain, read_gain
 from sao_gym.config import dump, find_preset, resolve
 from sao_gym.jsonl import read_jsonl
@@ -27,8 +28,6 @@ from sao_gym.statistics import wilson_interval
 from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
 from sao_gym.trainer.loop import Training
 from sao_gym.trainer.runtime import Batch, Runtime
-
-PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def permuted(start: Path, out: Path) -> tuple[float, float]:
     """Success at temperature 1 before and after training on permuted rewards."""
     resolved = resolve(
         TrainConfig,
-        preset=find_preset(PRESETS, "quickstart"),
+        preset=find_preset(TRAIN_PRESETS, "quickstart"),
         overrides=["--model", str(start)],
         rules=TRAIN_RULES,
     )
@@ -130,7 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start = arguments.start or arguments.out / "start"
     if arguments.start is None:
-        run_command("sao_gym.sft", "--preset", "quickstart_sft", "--new", "qwen3_tiny", "--out", str(start))
+        run_command("sao_gym.sft", "--preset", "quickstart", "--new", "qwen3_tiny", "--out", str(start))
     results = [one_seed(start, arguments.out, seed) for seed in range(arguments.seeds)]
     before, after = permuted(start, arguments.out)
     blank = blanked(arguments.out / "seed_0")

@@ -248,18 +248,24 @@ def test_wheel_imports_without_the_checkout(built: Path, tmp_path: Path) -> None
 
 PRESET_CLASSES = MappingProxyType(
     {
-        "_sft": ("sao_gym.commands.sft", "SftConfig", ("--out", "new", "--new", "qwen3_tiny")),
-        "": ("sao_gym.trainer.config", "TrainConfig", ()),
+        "sft": ("sao_gym.commands.sft", "SftConfig", ("--out", "new", "--new", "qwen3_tiny")),
+        "pretrain_critic": (
+            "sao_gym.commands.pretrain_critic",
+            "PretrainCriticConfig",
+            ("--out", "new", "--model", "m"),
+        ),
+        "presets": ("sao_gym.trainer.config", "TrainConfig", ()),
     }
 )
 
 
-@pytest.mark.parametrize("path", [path for path, _ in source_files("*.toml")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path, _ in source_files("*.toml")], ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
 def test_every_shipped_toml_parses(path: Path) -> None:
-    # trap 23: the end of a preset's name says which command it is for.
-    assert path.parent == ROOT / "trainer" / "presets"
-    suffix = next(suffix for suffix in PRESET_CLASSES if path.stem.endswith(suffix))
-    module, name, needed = PRESET_CLASSES[suffix]
+    """Trap 23: a preset's folder says which command it is for."""
+    assert (ROOT / "trainer" / "presets") in (path.parent, path.parent.parent)
+    module, name, needed = PRESET_CLASSES[path.parent.name]
     resolved = conf.resolve(getattr(importlib.import_module(module), name), preset=path, overrides=needed)
     assert conf.Origin.PRESET in resolved.origins.values()
 

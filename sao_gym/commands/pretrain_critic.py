@@ -20,7 +20,8 @@ from sao_gym.clock import SystemClock
 from sao_gym.collect import Success
 from sao_gym.commands.base import run_command, take_options
 from sao_gym.commands.policy import Trial, env_options
-from sao_gym.config import Resolved, dump, find_preset, help_text, resolve, setting
+from sao_gym.commands.presets import CRITIC_PRESETS
+from sao_gym.config import Resolved, dump, find_preset, help_text, preset_names, resolve, setting
 from sao_gym.demonstrations import content_hash
 from sao_gym.errors import ConfigError
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
@@ -32,7 +33,6 @@ from sao_gym.trainer.critic import critic_from_model, save_critic
 from sao_gym.trainer.value_pretraining import Fitted, ValuePretrainingConfig, pretrain_values
 from sao_gym.weights import module_tensors, weight_hash
 
-PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 EPISODES_FILE = "episodes.parquet"
 
 
@@ -63,11 +63,11 @@ def main(argv: list[str]) -> None:
     options = take_options(argv, values=("preset",), switches=("help",))
     if options.has("help"):
         taken = (("--preset NAME", "a preset, or the path of a .toml file"),)
-        print(help_text(PretrainCriticConfig, "python -m sao_gym.pretrain_critic", options=taken))
+        print(help_text(PretrainCriticConfig, "python -m sao_gym.pretrain_critic", preset_names(CRITIC_PRESETS), taken))
         return
     preset = options.value("preset")
     resolved = resolve(
-        PretrainCriticConfig, preset=find_preset(PRESETS, preset) if preset else None, overrides=options.rest
+        PretrainCriticConfig, preset=find_preset(CRITIC_PRESETS, preset) if preset else None, overrides=options.rest
     )
     torch.set_num_threads(resolved.config.threads)
     policy = load_policy(resolved.config.model.path or "")

@@ -18,7 +18,7 @@ from sao_gym.runfolder import METRICS, default_path
 
 HELP = """usage: python -m sao_gym.quickstart [options] [settings of sao_gym.train]
 
-Starts a tiny policy by imitation (sao_gym.sft --preset quickstart_sft), trains it (sao_gym.train --preset quickstart),
+Starts a tiny policy by imitation (sao_gym.sft --preset quickstart), trains it (sao_gym.train --preset quickstart),
 and shows success before and after, one episode with its segments, and curves.png. Settings that are not named here go
 to the training, e.g. --steps 20 or --actor.lr 1e-4.
 
@@ -63,7 +63,7 @@ def _imitate(preset: str, start: Path) -> int:
 
     print("-- 1 of 2: imitation, half of the demonstrations wrong on purpose", flush=True)
     kind = "qwen3_moe_tiny" if preset == "quickstart_moe" else "qwen3_tiny"
-    return sft(["--preset", "quickstart_sft", "--new", kind, "--out", str(start)])
+    return sft(["--preset", "quickstart", "--new", kind, "--out", str(start)])
 
 
 def _train(preset: str, start: Path, run: Path, options: Options) -> int:

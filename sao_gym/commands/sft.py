@@ -4,7 +4,7 @@ Learns from the environment's own demonstrations, a trajectory parquet or a JSON
 only. Writes an ordinary transformers folder with tokenizer, `config.toml`, `metrics.jsonl` and `manifest.json`.
 
 Example:
-    python -m sao_gym.sft --env arithmetic --new qwen3_tiny --preset quickstart_sft --out start
+    python -m sao_gym.sft --env arithmetic --new qwen3_tiny --preset quickstart --out start
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from sao_gym.collect import Success
 from sao_gym.commands.base import run_command, take_options
 from sao_gym.commands.environments import Environments
 from sao_gym.commands.policy import Trial, env_options, heldout_options
+from sao_gym.commands.presets import SFT_PRESETS
 from sao_gym.config import Resolved, dump, find_preset, help_text, preset_names, resolve, setting
 from sao_gym.demonstrations import (
     content_hash,
@@ -43,7 +44,6 @@ from sao_gym.trainer.config import EngineConfig, EnvConfig, ModelConfig, Rollout
 from sao_gym.trainer.imitation import Imitation, ImitationConfig, row_order
 from sao_gym.weights import ModuleWeights, module_tensors, weight_hash
 
-PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 NewModel = Literal["qwen3_tiny", "qwen3_moe_tiny"]
 
 
@@ -143,10 +143,10 @@ def main(argv: list[str]) -> None:
     options = take_options(argv, values=("preset",), switches=("help",))
     if options.has("help"):
         taken = (("--preset NAME", "a preset, or the path of a .toml file"),)
-        print(help_text(SftConfig, "python -m sao_gym.sft", preset_names(PRESETS), taken))
+        print(help_text(SftConfig, "python -m sao_gym.sft", preset_names(SFT_PRESETS), taken))
         return
     preset = options.value("preset")
-    resolved = resolve(SftConfig, preset=find_preset(PRESETS, preset) if preset else None, overrides=options.rest)
+    resolved = resolve(SftConfig, preset=find_preset(SFT_PRESETS, preset) if preset else None, overrides=options.rest)
     torch.set_num_threads(resolved.config.threads)
     with RunFolder.create(Path(resolved.config.out)) as folder:
         asyncio.run(_run(resolved, folder))

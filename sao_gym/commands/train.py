@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sao_gym.commands.base import Options, run_command, take_options
+from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
 from sao_gym.errors import ConfigError
 from sao_gym.runfolder import CONFIG, RunFolder, default_path
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
-PRESETS = Path(__file__).resolve().parent.parent / "trainer" / "presets"
 FIXED = ("seed", "env.")
 """Settings that decide which prompt the n-th row of a run is."""
 OWN_OPTIONS = (
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
         switches=("help", "allow-change", "rollout-only", "dry-run"),
     )
     if options.has("help"):
-        print(help_text(TrainConfig, "python -m sao_gym.train", preset_names(PRESETS), OWN_OPTIONS))
+        print(help_text(TrainConfig, "python -m sao_gym.train", preset_names(TRAIN_PRESETS), OWN_OPTIONS))
         return
     _refuse_combinations(options)
     resume = options.value("resume")
@@ -70,7 +70,7 @@ def _refuse_combinations(options: Options) -> None:
 def _preset_of_env(options: Options) -> str | None:
     """An environment's own preset, where there is one of its name and no other was asked for."""
     name = _resolved(None, options.all("config"), options.rest).config.env.name
-    return name if name in preset_names(PRESETS) else None
+    return name if name in preset_names(TRAIN_PRESETS) else None
 
 
 def _rules(options: Options) -> tuple[InertRule, ...]:
@@ -88,7 +88,7 @@ def _resolved(
 ) -> Resolved[TrainConfig]:
     return resolve(
         TrainConfig,
-        preset=find_preset(PRESETS, preset) if preset else None,
+        preset=find_preset(TRAIN_PRESETS, preset) if preset else None,
         files=[Path(file) for file in files],
         overrides=words,
         rules=rules,

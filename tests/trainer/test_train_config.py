@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sao_gym.commands.train import PRESETS, main
+from sao_gym.commands.presets import TRAIN_PRESETS
+from sao_gym.commands.train import main
 from sao_gym.config import Origin, Schema, dump, preset_names, resolve
 from sao_gym.errors import ConfigError
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
@@ -91,7 +92,7 @@ def test_every_rule_names_a_setting_and_can_be_off() -> None:
     assert set(plain.origins.values()) == {Origin.PAPER, Origin.OURS}
 
 
-@pytest.mark.parametrize("name", preset_names(PRESETS))
+@pytest.mark.parametrize("name", preset_names(TRAIN_PRESETS))
 def test_trap_23_a_dump_read_back_is_the_same_run(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +103,7 @@ def test_trap_23_a_dump_read_back_is_the_same_run(
     path = tmp_path / "config.toml"
     path.write_text(text)
     again = resolve(TrainConfig, preset=path, rules=TRAIN_RULES)
-    assert again.config == resolve(TrainConfig, preset=PRESETS / f"{name}.toml", rules=TRAIN_RULES).config
+    assert again.config == resolve(TrainConfig, preset=TRAIN_PRESETS / f"{name}.toml", rules=TRAIN_RULES).config
     lines = [line for line in text.splitlines() if " = " in line]
     assert len(lines) == len(Schema.of(TrainConfig).settings)
     assert all(
