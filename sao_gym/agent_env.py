@@ -18,7 +18,6 @@ Example:
     (1.0, True, False)
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -56,7 +55,7 @@ class Reply:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class AgentEnv(gymnasium.Env[tuple[Message, ...], Message], ABC):
+class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
     """Base of every environment. Write `respond`; where the score is not the sum of rewards, `grade`.
 
     `opening`, `respond`, `grade`, `setup` and `teardown` may each be a plain or an `async` method.
@@ -94,9 +93,9 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message], ABC):
         """First messages of an episode: the task's prompt."""
         return (Message.user(task.prompt),)
 
-    @abstractmethod
     def respond(self, message: Message) -> Any:
         """The `Reply` to one whole assistant message."""
+        raise NotImplementedError(f"{type(self).__name__} must define respond(message) -> Reply")
 
     def grade(self) -> Any:
         """The episode's `Score` as it stands, or None if the verdict comes later. Here: the sum of its rewards."""
