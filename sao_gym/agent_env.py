@@ -95,7 +95,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
 
     def respond(self, message: Message) -> Any:
         """The `Reply` to one whole assistant message."""
-        raise NotImplementedError(f"{type(self).__name__} must define respond(message) -> Reply")
+        raise ConfigError(f"{type(self).__name__} does not say how it answers: define respond(message) -> Reply")
 
     def grade(self) -> Any:
         """The episode's `Score` as it stands, or None if the verdict comes later. Here: the sum of its rewards."""
