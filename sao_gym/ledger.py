@@ -5,9 +5,9 @@ is its place in ledger order. `recover` applies the rules of a resume (docs/runt
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,7 +29,10 @@ class RowStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One episode to be: `attempt` numbers the task's episodes in the run, `failures` counts lost tries."""
+    """One episode to be: `attempt` numbers the task's episodes in the run, `failures` counts lost tries.
+
+    `group` is the number of the first row of its group, None for a row that is trained by itself.
+    """
 
     number: int
     task_id: str
@@ -40,14 +43,15 @@ class LedgerRow:
     first_version: int | None = None
     last_version: int | None = None
     trained_at_step: int | None = None
+    group: int | None = None
 
 
-_COLUMNS = "number, task_id, attempt, status, failures, reason, first_version, last_version, trained_at_step"
+_COLUMNS = "number, task_id, attempt, status, failures, reason, first_version, last_version, trained_at_step, in_group"
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS rows (
   number INTEGER PRIMARY KEY, task_id TEXT NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL,
   failures INTEGER NOT NULL DEFAULT 0, reason TEXT, first_version INTEGER, last_version INTEGER,
-  trained_at_step INTEGER, trajectory BLOB, UNIQUE (task_id, attempt)
+  trained_at_step INTEGER, trajectory BLOB, in_group INTEGER, UNIQUE (task_id, attempt)
 );
 CREATE INDEX IF NOT EXISTS by_status ON rows (status) WHERE status NOT IN ('{RowStatus.TRAINED}', '{RowStatus.DROPPED}');
 CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, version INTEGER NOT NULL, folder TEXT NOT NULL);
@@ -63,6 +67,8 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
+            if not any(name == "in_group" for _, name, *_ in self._db.execute("PRAGMA table_info(rows)")):
+                self._db.execute("ALTER TABLE rows ADD COLUMN in_group INTEGER")  # a run from before there were groups
         except sqlite3.DatabaseError as error:
             raise RunFolderError(f"{path} is no ledger of a run ({error}); give the folder that a run wrote") from error
 
@@ -111,6 +117,16 @@ class Ledger:
         )
         return LedgerRow(int(cursor.lastrowid or 0), task_id, attempt, RowStatus.QUEUED)
 
+    def enqueue_group(self, task_id: str, attempts: Sequence[int]) -> tuple[LedgerRow, ...]:
+        """New rows of one task at the end of the order: a group, or a single row for one attempt."""
+        with self._transaction():
+            rows = tuple(self.enqueue(task_id, attempt) for attempt in attempts)
+            if len(rows) == 1:
+                return rows
+            group = rows[0].number
+            self._db.executemany("UPDATE rows SET in_group = ? WHERE number = ?", [(group, r.number) for r in rows])
+        return tuple(replace(row, group=group) for row in rows)
+
     def set_status(self, number: int, status: RowStatus) -> None:
         """Move a row to running, scoring or queued."""
         self._db.execute("UPDATE rows SET status = ? WHERE number = ?", (status, number))
@@ -142,6 +158,18 @@ class Ledger:
             "UPDATE rows SET status = ?, reason = ?, trajectory = NULL WHERE number = ?",
             (RowStatus.DROPPED, reason, number),
         )
+
+    def drop_group(self, reasons: Mapping[int, str]) -> None:
+        """All of these rows will never be trained, each for its reason."""
+        with self._transaction():
+            for number, reason in reasons.items():
+                self.set_dropped(number, reason)
+
+    def requeue_group(self, numbers: Iterable[int], *, reason: str) -> None:
+        """The same attempts will be run again."""
+        with self._transaction():
+            for number in numbers:
+                self.requeue(number, reason=reason)
 
     def requeue(self, number: int, *, reason: str | None = None, failed: bool = False) -> None:
         """The same attempt will be run again. `failed` counts a lost try and keeps its reason."""

@@ -3,6 +3,7 @@
 Sections are dataclasses; `--actor.lr 1e-4` sets `actor.lr`, and the fields people need most have a short flag.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,6 +149,11 @@ class OptimizerConfig:
             weight_decay=self.weight_decay,
             eps=self.eps,
         )
+        for name in ("lr", "weight_decay", "eps"):
+            if math.isinf(getattr(self, name)):
+                raise ConfigError(f"{name} = inf: give a finite number")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ConfigError(f"beta1 = {self.beta1}, beta2 = {self.beta2}: give numbers from 0 to below 1")
         if self.grad_clip is not None and self.grad_clip <= 0:
             raise ConfigError(f"grad_clip = {self.grad_clip}: give a number above 0, or null for no clipping")
 
@@ -249,7 +255,10 @@ class TrainConfig:
     """A training run."""
 
     steps: int = setting(1000, help="batches to train on", source="paper", alias="steps")
-    batch_size: int = setting(128, help="rows per batch, one rollout per prompt", source="paper", alias="batch-size")
+    batch_size: int = setting(128, help="rows per batch", source="paper", alias="batch-size")
+    group_size: int = setting(
+        1, help="rollouts of a prompt that are admitted and trained together", source="ours", alias="group-size"
+    )
     seed: int = setting(0, help="seed of prompt order, sampling and new weights", source="ours", alias="seed")
     check: bool = setting(True, help="check the run's own promises at every step", source="ours", alias="check")
     deadline_s: float = setting(
@@ -268,8 +277,18 @@ class TrainConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        _at_least("", 1, batch_size=self.batch_size)
-        _at_least("", 0, steps=self.steps)
+        _at_least("", 1, batch_size=self.batch_size, group_size=self.group_size)
+        if self.batch_size % self.group_size:
+            raise ConfigError(
+                f"batch_size = {self.batch_size} rows are no whole number of groups of group_size = {self.group_size}; "
+                "give a multiple"
+            )
+        if self.rollout.max_in_flight < self.group_size:
+            raise ConfigError(
+                f"rollout.max_in_flight = {self.rollout.max_in_flight} is below group_size = {self.group_size}: the rows "
+                "of a group start together, so give at least as many"
+            )
+        _at_least("", 0, steps=self.steps, seed=self.seed)
         _above_0("", deadline_s=self.deadline_s)
 
 

@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from sao_gym.stream import Credit, Trajectory
 from sao_gym.trainer.runtime import Batch, Losses
 from sao_gym.trainer.statistics import StepStatistics
+
+HISTOGRAMS = "metrics.parquet"
+LENGTH_EDGES = tuple(float(2**power) for power in range(21))
+LOG_RATIO_EDGES = tuple(float(edge) for edge in np.round(np.linspace(-3.0, 3.0, 61), 1))
+_HISTOGRAM_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("name", pa.string()), ("edges", pa.list_(pa.float64())), ("counts", pa.list_(pa.int64()))]
+)
 
 
 def reward_mass_error(trajectories: Sequence[Trajectory], credit: Credit) -> float:
@@ -41,21 +50,73 @@ def batch_metrics(batch: Batch, *, credit: Credit, max_staleness: int) -> dict[s
         "truncated_share": float(np.mean([row.outcome.is_truncated for row in rows])),
         "staleness_max": int(trained.max()) if len(trained) else 0,
         "staleness_mean": float(trained.mean()) if len(trained) else 0.0,
+        **_ages_by_place(batch, max_staleness),
         "staleness_histogram": [int(count) for count in histogram],
         "first_version_min": min(row.first_version or 0 for row in rows),
         "last_version_max": max(row.last_version or 0 for row in rows),
         "reward_mass_error": reward_mass_error(rows, credit),
         "time_rollout_s": float(np.mean([row.timings.get("episode_s", 0.0) for row in rows])),
+        "time_group_wait_s": batch.group_wait_s,
         "time_ready_s": float(np.mean(batch.ready_s)) if batch.ready_s else 0.0,
         "time_wait_s": batch.wait_s,
     }
 
 
 def loss_metrics(losses: Losses) -> dict[str, Any]:
-    """Rows and sampled tokens that were lost since the last batch, by reason."""
-    return {"dropped_rows": dict(losses.rows), "dropped_tokens": dict(losses.tokens)}
+    """Rows and sampled tokens that were lost since the last batch, by reason, and who survived so far."""
+    return {
+        "dropped_rows": dict(losses.rows),
+        "dropped_tokens": dict(losses.tokens),
+        "survival": losses.survival.table(),
+    }
 
 
 def token_account_gap(batch: Batch, stats: StepStatistics) -> int:
     """Action tokens of the batch less those that the loss accounts for; 0 on every step that trained the actor."""
     return sum(row.n_action for row in batch.trajectories) - stats.account.total
+
+
+def _ages_by_place(batch: Batch, max_staleness: int) -> dict[str, float]:
+    """The age of trained tokens in two parts: versions until the row's last token, and versions since."""
+    flying, queued = [], []
+    for row in batch.trajectories:
+        last = row.last_version or 0
+        versions = np.concatenate([stream.versions for stream in row.streams if stream.n_action])
+        trained = versions[batch.version - versions <= max_staleness]
+        flying.append(last - trained)
+        queued.append(np.full(len(trained), batch.version - last))
+    parts = {"staleness_in_flight": np.concatenate(flying), "staleness_in_queue": np.concatenate(queued)}
+    return {f"{name}_mean": float(ages.mean()) if len(ages) else 0.0 for name, ages in parts.items()}
+
+
+def counted(values: npt.ArrayLike, edges: Sequence[float]) -> list[int]:
+    """Values [n] in the bins below `edges[0]`, between two edges (the lower one inside), and from the last edge on."""
+    places = np.searchsorted(np.asarray(edges), np.asarray(values, dtype=np.float64), side="right")
+    return [int(count) for count in np.bincount(places, minlength=len(edges) + 1)]
+
+
+class HistogramLog:
+    """Histograms of the steps since the last checkpoint: tokens by age, by log-ratio, rows by length and by seconds."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, step: int, batch: Batch, stats: StepStatistics) -> None:
+        """One step. A critic-only step has no ratios, so all counts of that histogram are 0."""
+        rows = batch.trajectories
+        ages = np.concatenate([batch.version - s.versions for row in rows for s in row.streams if s.n_action])
+        oldest = int(ages.max(initial=0))
+        seconds = [row.timings.get("episode_s", 0.0) for row in rows]
+        for name, values, edges in (
+            ("staleness", ages, tuple(float(age) for age in range(oldest + 2))),
+            ("log_ratio", stats.log_ratios, LOG_RATIO_EDGES),
+            ("tokens_action", [row.n_action for row in rows], LENGTH_EDGES),
+            ("tokens_total", [row.n_tokens for row in rows], LENGTH_EDGES),
+            ("episode_ms", [1e3 * value for value in seconds], LENGTH_EDGES),
+        ):
+            self._rows.append({"step": step, "name": name, "edges": list(edges), "counts": counted(values, edges)})
+
+    def take(self) -> pa.Table:
+        """The rows so far as a table; they are forgotten here."""
+        rows, self._rows = self._rows, []
+        return pa.Table.from_pylist(rows, schema=_HISTOGRAM_SCHEMA)

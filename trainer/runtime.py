@@ -7,11 +7,14 @@
 What unblocks each: ADMIT waits for rows to leave or for a publication; STEP waits for rows to become ready and for the
 gate, which running rows hold shut until they end, are let past (`mask`) or are dropped (`drop`) after a grace time.
 Every change wakes both. All of it runs in one event loop; the only time is the clock's.
+
+With `group_size` above 1 a prompt's rows are admitted at once and trained together. A row lost to an error is run again
+in its group, whose other rows wait (the barrier: `Batch.group_wait_s`); past its retries the group is dropped.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -21,9 +24,11 @@ from sao_gym.protocols import Clock, Task
 from sao_gym.stream import OutcomeStatus, Trajectory
 from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.staleness import Outstanding, RowState
+from sao_gym.trainer.survival import Survival
 
 T = TypeVar("T")
 OnStale = Literal["wait", "mask", "drop"]
+GROUP_DROPPED = "group_dropped"
 RunEpisode = Callable[[LedgerRow, Task, Callable[[int], None]], Awaitable[Trajectory]]
 
 
@@ -31,6 +36,7 @@ RunEpisode = Callable[[LedgerRow, Task, Callable[[int], None]], Awaitable[Trajec
 class RuntimeOptions:
     """What the runtime can be told; the trainer's configuration in the runtime's own words."""
 
+    group_size: int = 1
     max_in_flight: int = 64
     failure_retries: int = 3
     on_stale: OnStale = "mask"
@@ -42,7 +48,10 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B rows in ledger order, taken out of the ready buffer. `wait_s`: how long the learner waited for them."""
+    """B rows in ledger order, taken out of the ready buffer. `wait_s`: how long the learner waited for them.
+
+    `group_wait_s`: seconds from the first ready row of a group to its last, mean over groups; None without groups.
+    """
 
     numbers: tuple[int, ...]
     trajectories: tuple[Trajectory, ...]
@@ -50,14 +59,28 @@ class Batch:
     raises_version: bool
     wait_s: float
     ready_s: tuple[float, ...] = ()
+    group_wait_s: float | None = None
 
 
 @dataclass(slots=True)
 class Losses:
-    """Rows that ended without being trained since the last batch: rows and sampled tokens by reason."""
+    """Rows that ended without being trained since the last batch: rows and sampled tokens by reason.
+
+    `survival` is about all rows since the process began.
+    """
 
     rows: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
+    survival: Survival = field(default_factory=Survival)
+
+
+@dataclass(slots=True)
+class _Departure:
+    """Rows that left O while some of their episodes still end: `running` are those. Then they are queued again, or not."""
+
+    numbers: tuple[int, ...]
+    running: set[int]
+    requeue: bool
 
 
 class Runtime:
@@ -84,18 +107,31 @@ class Runtime:
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._task_of: dict[int, str] = {}
         self._ready_at: dict[int, float] = {}
-        self._queue: deque[LedgerRow] = deque(ledger.rows(RowStatus.QUEUED))
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._queue: deque[tuple[LedgerRow, ...]] = deque()
+        self._again: deque[LedgerRow] = deque()
         self._tasks_by_id: dict[str, Task] = {}
-        self._prompts_drawn = len(ledger)
+        self._prompts_drawn = len(ledger) // options.group_size
         self._waiters: set[asyncio.Future[None]] = set()
         self._failure: BaseException | None = None
         self._failures_in_a_row = 0
         self._is_open = False
-        self._let_go: set[int] = set()
+        self._departures: dict[int, _Departure] = {}
         self.losses = Losses()
-        for row in ledger.rows(RowStatus.READY):
-            self.rule.restore(row.number, row.first_version or 0)
-            self._task_of[row.number] = row.task_id
+        for group in groups_of(ledger.rows(RowStatus.QUEUED, RowStatus.READY)):
+            self._take_up(group)
+
+    def _take_up(self, group: tuple[LedgerRow, ...]) -> None:
+        """Rows of an earlier process: a group of which some rows are ready is outstanding, the others run again."""
+        if not any(row.status is RowStatus.READY for row in group):
+            self._queue.append(group)
+            return
+        self._enter(group)
+        for row in group:
+            if row.status is RowStatus.READY:
+                self.rule.set_ready(row.number, row.first_version or 0)
+            else:
+                self._again.append(row)
 
     # -- what the driver calls
 
@@ -152,13 +188,14 @@ class Runtime:
         """The batch is in the weights of `step`; its rows leave the outstanding set."""
         self._ledger.set_trained(batch.numbers, step)
         self.rule.finish_step()
-        for number in batch.numbers:
-            self._task_of.pop(number, None)
+        for number, trajectory in zip(batch.numbers, batch.trajectories, strict=True):
+            self._forget(number)
+            self.losses.survival.add(trajectory, is_trained=True)
         self.changed()
 
     def take_losses(self) -> Losses:
         """Rows lost since the last call."""
-        losses, self.losses = self.losses, Losses()
+        losses, self.losses = self.losses, Losses(survival=self.losses.survival)
         return losses
 
     @property
@@ -172,6 +209,7 @@ class Runtime:
         numbers = sorted(rows)
         self.rule.start_step(numbers, raises_version=raises_version)
         now = self._clock.now()
+        group_wait_s = self._group_wait(numbers)
         batch = Batch(
             numbers=tuple(numbers),
             trajectories=tuple(self._ledger.trajectory(number) for number in numbers),
@@ -179,20 +217,60 @@ class Runtime:
             raises_version=raises_version,
             wait_s=waited,
             ready_s=tuple(now - self._ready_at.pop(number, now) for number in numbers),
+            group_wait_s=group_wait_s,
         )
         self.changed()
         return batch
+
+    def _group_wait(self, numbers: list[int]) -> float | None:
+        """How long rows of a group waited for its last one. Rows of an earlier process have no time."""
+        groups = {self._members[number] for number in numbers if len(self._members[number]) > 1}
+        times = [[self._ready_at[n] for n in group if n in self._ready_at] for group in groups]
+        waits = [max(ready) - min(ready) for ready in times if ready]
+        return sum(waits) / len(waits) if waits else None
 
     def _lift(self, blocking: list[int]) -> None:
         """The grace time is over for rows that hold the gate shut."""
         for number in blocking:
             if self._options.on_stale == "mask":
                 self.rule.let_past(number)
-            else:
-                # Out of O at once, but queued again only when its episode has ended: the next try has the same uid.
-                self.rule.remove(number)
-                self._let_go.add(number)
-                self._episodes[number].cancel()
+            elif number in self._members and number not in self._departures:
+                self._release(self._members[number], requeue=True)
+
+    def _release(self, numbers: tuple[int, ...], *, requeue: bool, but: int | None = None) -> None:
+        """Take rows out of O at once. `but` is the one whose episode has ended.
+
+        They are queued again only when their episodes have ended too: the next try has the same uid.
+        """
+        running = {number for number in numbers if number in self._episodes and number != but}
+        departure = _Departure(numbers, running, requeue)
+        self._again = deque(row for row in self._again if row.number not in numbers)
+        for number in numbers:
+            self.rule.remove(number)
+            self._ready_at.pop(number, None)
+        for number in running:
+            self._departures[number] = departure
+            self._episodes[number].cancel()
+        if not running:
+            self._part(departure)
+
+    def _part(self, departure: _Departure) -> None:
+        """The last episode of rows that left O has ended."""
+        if departure.requeue:
+            for number in departure.numbers:
+                self._count_loss(self._ledger.row(number), "stale")
+            self._ledger.requeue_group(departure.numbers, reason="stale")
+            self._queue.appendleft(tuple(self._ledger.row(number) for number in departure.numbers))
+        for number in departure.numbers:
+            self._forget(number)
+
+    def _count_loss(self, row: LedgerRow, reason: str) -> None:
+        """One row less. What a row that was ready had sampled is counted; a running one's length is not known."""
+        self.losses.rows[reason] += 1
+        ended = self._ledger.trajectory(row.number) if row.status is RowStatus.READY else None
+        self.losses.survival.add(ended, is_trained=False)
+        if ended is not None:
+            self.losses.tokens[reason] += ended.n_action
 
     def _describe_wait(self, rows: list[int]) -> str:
         ready, running = len(self.rule.rows(RowState.READY)), len(self._episodes)
@@ -216,30 +294,48 @@ class Runtime:
     # -- ADMIT
 
     def _admit(self) -> None:
-        while len(self._episodes) < self._options.max_in_flight and self.rule.can_admit(self._engine_version()):
-            row = self._next_row()
-            if row is None:
+        limit, size = self._options.max_in_flight, self._options.group_size
+        while self._again and len(self._episodes) < limit:
+            self._launch(self._again.popleft())
+        while len(self._episodes) + size <= limit and self.rule.can_admit(self._engine_version(), size):
+            group = self._next_group()
+            if group is None:
                 return
-            self.rule.admit(row.number)
-            self._task_of[row.number] = row.task_id
-            self._ledger.set_status(row.number, RowStatus.RUNNING)
-            self._episodes[row.number] = asyncio.ensure_future(self._run(row))
+            self._enter(group)
+            for row in group:
+                self._launch(row)
 
-    def _next_row(self) -> LedgerRow | None:
-        """The first prompt in order of which no other row is outstanding; None if every prompt is."""
+    def _enter(self, group: tuple[LedgerRow, ...]) -> None:
+        numbers = tuple(row.number for row in group)
+        for row in group:
+            self.rule.admit(row.number, row.group)
+            self._task_of[row.number] = row.task_id
+            self._members[row.number] = numbers
+
+    def _forget(self, number: int) -> None:
+        self._task_of.pop(number, None)
+        self._members.pop(number, None)
+
+    def _launch(self, row: LedgerRow) -> None:
+        self._ledger.set_status(row.number, RowStatus.RUNNING)
+        self._episodes[row.number] = asyncio.ensure_future(self._run(row))
+
+    def _next_group(self) -> tuple[LedgerRow, ...] | None:
+        """Rows of the first prompt in order of which no other row is outstanding; None if every prompt is."""
         outstanding = set(self._task_of.values())
-        for index, row in enumerate(self._queue):
-            if row.task_id not in outstanding:
+        for index, group in enumerate(self._queue):
+            if group[0].task_id not in outstanding:
                 del self._queue[index]
-                return row
+                return group
+        size = self._options.group_size
         while len(outstanding) < len(self._order.tasks):
-            task, attempt = self._order[self._prompts_drawn]
-            row = self._ledger.enqueue(task.id, attempt)
+            task, epoch = self._order[self._prompts_drawn]
+            group = self._ledger.enqueue_group(task.id, range(epoch * size, (epoch + 1) * size))
             self._prompts_drawn += 1
             self._tasks_by_id[task.id] = task
             if task.id not in outstanding:
-                return row
-            self._queue.append(row)
+                return group
+            self._queue.append(group)
         return None
 
     def _find_task(self, row: LedgerRow) -> Task:
@@ -253,18 +349,20 @@ class Runtime:
 
         try:
             trajectory = await self._run_episode(row, self._find_task(row), on_version)
-            if row.number not in self._let_go:
+            if row.number not in self._departures:
                 self._settle(row, trajectory)
         except asyncio.CancelledError:
-            if row.number not in self._let_go:
+            if row.number not in self._departures:
                 raise
         except BaseException as error:  # whatever an episode raises must end the run, not vanish with its task
             self._failure = self._failure or error
         finally:
             self._episodes.pop(row.number, None)
-            if row.number in self._let_go:
-                self._let_go.remove(row.number)
-                self._lose(row.number, "stale", requeue=True)
+            departure = self._departures.pop(row.number, None)
+            if departure:
+                departure.running.discard(row.number)
+                if not departure.running:
+                    self._part(departure)
             self.changed()
 
     def _settle(self, row: LedgerRow, trajectory: Trajectory) -> None:
@@ -283,7 +381,12 @@ class Runtime:
         self.losses.tokens[reason] += trajectory.n_action
         if failed:
             self._count_failure(reason)
-        self._lose(row.number, reason, requeue=failed and row.failures < self._options.failure_retries, failed=failed)
+        self.losses.rows[reason] += 1
+        if failed and row.failures < self._options.failure_retries:
+            self._run_again(row, reason)
+            return
+        self.losses.survival.add(trajectory, is_trained=False)
+        self._drop(row, reason)
 
     def _unusable(self, trajectory: Trajectory) -> str | None:
         if trajectory.outcome.is_error:
@@ -296,15 +399,25 @@ class Runtime:
             return f"truncated_{trajectory.outcome.reason}"
         return None
 
-    def _lose(self, number: int, reason: str, *, requeue: bool, failed: bool = False) -> None:
-        self.rule.remove(number)
-        self._task_of.pop(number, None)
-        self.losses.rows[reason] += 1
-        if not requeue:
-            self._ledger.set_dropped(number, reason)
+    def _run_again(self, row: LedgerRow, reason: str) -> None:
+        """The same attempt once more: in its group at once, by itself through the gate."""
+        self._ledger.requeue(row.number, reason=reason, failed=True)
+        if row.group is not None:
+            self.rule.restart(row.number)
+            self._again.append(self._ledger.row(row.number))
             return
-        self._ledger.requeue(number, reason=reason, failed=failed)
-        self._queue.appendleft(self._ledger.row(number))
+        self.rule.remove(row.number)
+        self._forget(row.number)
+        self._queue.appendleft((self._ledger.row(row.number),))
+
+    def _drop(self, row: LedgerRow, reason: str) -> None:
+        """The row will never be trained, and so its group cannot be."""
+        members = self._members[row.number]
+        others = [number for number in members if number != row.number]
+        for number in others:
+            self._count_loss(self._ledger.row(number), GROUP_DROPPED)
+        self._ledger.drop_group({row.number: reason, **dict.fromkeys(others, GROUP_DROPPED)})
+        self._release(members, requeue=False, but=row.number)
 
     def _count_failure(self, reason: str) -> None:
         self._failures_in_a_row += 1
@@ -318,3 +431,11 @@ class Runtime:
 
 class EpisodesFailedError(UserError):
     """Episode after episode was lost to infrastructure."""
+
+
+def groups_of(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, ...]]:
+    """Rows in ledger order, gathered into their groups; a row without one stands alone."""
+    groups: dict[int, list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault(row.number if row.group is None else row.group, []).append(row)
+    return [tuple(group) for group in groups.values()]

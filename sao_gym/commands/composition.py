@@ -35,8 +35,10 @@ from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimizers
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
+from sao_gym.trainer.events import EVENTS, EventLog, PartFiles, recorded
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.loop import CHECKPOINTS, Parts, row_uid
+from sao_gym.trainer.metrics import HISTOGRAMS
 from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.resume import recovered
 from sao_gym.trainer.runtime import Runtime, RuntimeOptions
@@ -108,15 +110,19 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
         if resume:
             bound = {"batch_rows": config.batch_size, "max_staleness": config.staleness.max_staleness}
             recovered(ledger, folder, state, **bound)
+            for name in (EVENTS, HISTOGRAMS):
+                PartFiles(folder.file(name)).rewind(state.step)
+        events = EventLog(clock)
         parts = Parts(
             config=config,
             folder=folder,
             ledger=ledger,
             learner=learner,
             engine=engine,
-            runtime=_runtime(config, ledger, environments.tasks, engine, pool, state, clock),
+            runtime=_runtime(config, ledger, environments.tasks, engine, pool, state, clock, events),
             clock=clock,
             tokenizer=trainee.tokenizer,
+            events=events,
         )
         yield Run(
             parts=parts,
@@ -170,10 +176,10 @@ def load_trainee(config: TrainConfig, resumed: Path | None, clock: SystemClock) 
 def _environments(config: TrainConfig) -> Environments:
     """The environments, seen to work, with enough tasks."""
     environments = Environments(config.env.name, env_options(config.env), size=config.rollout.max_in_flight)
-    if len(environments.tasks) < config.batch_size:
+    if len(environments.tasks) < config.batch_size // config.group_size:
         raise ConfigError(
             f"{len(environments.tasks)} prompts are too few for batch_size {config.batch_size}: a batch holds distinct "
-            "prompts, so give more tasks or a smaller --batch-size"
+            "prompts (one a group), so give more tasks or a smaller --batch-size"
         )
     run_blocking(environments.check())
     return environments
@@ -232,15 +238,21 @@ def _runtime(
     pool: EnvPool,
     state: RunState,
     clock: SystemClock,
+    events: EventLog,
 ) -> Runtime:
     sampling = training_sampling(config.rollout, engine)
 
     async def run_episode(row: LedgerRow, task: Task, on_version: Any) -> Trajectory:
         episode = Episode(
-            uid=row_uid(row.number), task=task, env_id=config.env.name, attempt=row.attempt, run_seed=config.seed
+            uid=row_uid(row.number),
+            task=task,
+            env_id=config.env.name,
+            attempt=row.attempt,
+            run_seed=config.seed,
+            group_id=None if row.group is None else f"g{row.group}",
         )
-        async with pool.lease() as env:
-            return await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
+        async with recorded(events, engine, row.number) as done, pool.lease() as env:
+            return done(await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version))
 
     return Runtime(
         ledger=ledger,
@@ -252,6 +264,7 @@ def _runtime(
         run_episode=run_episode,
         clock=clock,
         options=RuntimeOptions(
+            group_size=config.group_size,
             max_in_flight=config.rollout.max_in_flight,
             failure_retries=config.rollout.failure_retries,
             on_stale=config.staleness.on_stale,

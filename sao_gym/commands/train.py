@@ -13,11 +13,11 @@ from pathlib import Path
 from sao_gym.commands.base import Options, run_command, take_options
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
-from sao_gym.errors import ConfigError
+from sao_gym.errors import ConfigError, RunFolderError
 from sao_gym.runfolder import CONFIG, RunFolder, default_path
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
-FIXED = ("seed", "env.")
+FIXED = ("seed", "env.", "group_size")
 """Settings that decide which prompt the n-th row of a run is."""
 OWN_OPTIONS = (
     ("--preset NAME", "a preset, or the path of a .toml file (default: the one named as the environment, if any)"),
@@ -27,35 +27,54 @@ OWN_OPTIONS = (
     ("--allow-change", "with --resume: accept settings that differ from the run's own"),
     ("--rollout-only", "sample --steps batches with the fixed policy, train nothing"),
     ("--learn-only DIR", "train on the trajectories of DIR, sample nothing"),
+    ("--replay RUN", "learn again from the batches of RUN and compare the weights after every step"),
     ("--dry-run", "resolve and show the configuration, start nothing"),
 )
 
 
 @run_command
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int | None:
     """Entry point of `python -m sao_gym.train`."""
     options = take_options(
         argv,
-        values=("preset", "config", "out", "resume", "learn-only"),
+        values=("preset", "config", "out", "resume", "learn-only", "replay"),
         switches=("help", "allow-change", "rollout-only", "dry-run"),
     )
     if options.has("help"):
         print(help_text(TrainConfig, "python -m sao_gym.train", preset_names(TRAIN_PRESETS), OWN_OPTIONS))
-        return
+        return None
+    if (recorded := options.value("replay")) is not None:
+        return _replay(Path(recorded), argv)
     _refuse_combinations(options)
     resume = options.value("resume")
     if resume is not None:
         _resume(Path(resume), options)
-        return
+        return None
     preset = options.value("preset") or _preset_of_env(options)
     resolved = _resolved(preset, options.all("config"), options.rest, _rules(options))
     if options.has("dry-run"):
         print(dump(resolved), end="")
-        return
+        return None
     _require_critic(resolved.config, options)
     name = Path(preset or resolved.config.env.name).stem
     path = Path(options.value("out") or default_path(name, datetime.now(UTC)))
     _start(resolved, path, options)
+    return None
+
+
+def _replay(run: Path, argv: Sequence[str]) -> int:
+    """Exit code 1 where the weights differ."""
+    from sao_gym.commands import training
+
+    if len(argv) > 2:
+        raise ConfigError("--replay uses the run's own configuration: give nothing beside it")
+    if not (run / CONFIG).is_file():
+        raise RunFolderError(f"{run} holds no run (no {CONFIG}): --replay takes the folder of an earlier run")
+    config = _resolved(str(run / CONFIG), (), ()).config
+    if not _is_first_rank():
+        training.serve(config, None)
+        return 0
+    return 0 if training.replay(config, run) else 1
 
 
 def _refuse_combinations(options: Options) -> None:

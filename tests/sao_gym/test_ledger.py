@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,43 @@ def test_one_attempt_of_a_task_is_one_row(ledger: Ledger) -> None:
     assert len(ledger) == 1
     with pytest.raises(InvariantError, match="no row 9"):
         ledger.row(9)
+
+
+def test_a_group_is_the_number_of_its_first_row(ledger: Ledger) -> None:
+    ledger.enqueue("a", 0)
+    assert [(row.number, row.attempt, row.group) for row in ledger.enqueue_group("b", range(3, 6))] == [
+        (2, 3, 2),
+        (3, 4, 2),
+        (4, 5, 2),
+    ]
+    assert ledger.enqueue_group("c", (0,)) == (ledger.row(5),)
+    assert [row.group for row in ledger.rows()] == [None, 2, 2, 2, None]
+    ledger.set_ready(2, episode(ledger.row(2), [1]))
+    ledger.drop_group({2: "group_dropped", 3: "sandbox", 4: "group_dropped"})
+    assert [ledger.row(n).reason for n in (2, 3, 4)] == ["group_dropped", "sandbox", "group_dropped"]
+    assert {row.number for row in ledger.rows(RowStatus.DROPPED)} == {2, 3, 4}
+    with pytest.raises(InvariantError, match="holds no trajectory"):
+        ledger.trajectory(2)
+
+
+def test_a_group_is_enqueued_whole_or_not_at_all(ledger: Ledger) -> None:
+    ledger.enqueue("a", 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.enqueue_group("a", (0, 1))
+    assert len(ledger) == 1
+
+
+def test_a_ledger_from_before_there_were_groups_opens(tmp_path: Path) -> None:
+    before = Ledger(tmp_path / "l.sqlite")
+    before.enqueue("a", 0)
+    before.close()
+    with closing(sqlite3.connect(tmp_path / "l.sqlite")) as db:
+        db.execute("ALTER TABLE rows DROP COLUMN in_group")
+        db.commit()
+    opened = Ledger(tmp_path / "l.sqlite")
+    assert opened.row(1) == LedgerRow(1, "a", 0, RowStatus.QUEUED)
+    assert [row.group for row in opened.enqueue_group("b", (0, 1))] == [2, 2]
+    opened.close()
 
 
 def interrupted(ledger: Ledger, at: int) -> None:

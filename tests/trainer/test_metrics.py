@@ -82,4 +82,5 @@ def test_the_token_account_closes_or_says_by_how_much(make_batch, batch_of):
 
 def test_losses_by_reason():
     found = loss_metrics(Losses(rows=Counter(sandbox=2), tokens=Counter(sandbox=30)))
-    assert found == {"dropped_rows": {"sandbox": 2}, "dropped_tokens": {"sandbox": 30}}
+    nobody: dict[str, dict[str, list[int]]] = {"tokens": {}, "turns": {}, "env": {}}
+    assert found == {"dropped_rows": {"sandbox": 2}, "dropped_tokens": {"sandbox": 30}, "survival": nobody}

@@ -275,6 +275,24 @@ def test_lost_critic_only_batches_leave_no_more_ready_rows_than_the_rule_allows(
     assert [row.number for row in ledger.rows(RowStatus.QUEUED)] == [5, 6, 7, 8]
 
 
+def test_groups_are_taken_up_whole(folder: RunFolder) -> None:
+    """The v0 of a group is that of its oldest row; a half-ready group counts with all its rows."""
+    ledger = Ledger(":memory:")
+    for n, firsts in enumerate([(3, 5), (4, None), (5, 5), (5, 5)]):
+        group = ledger.enqueue_group(f"t{n}", (0, 1))
+        for row, first in zip(group, firsts, strict=True):
+            if first is None:
+                ledger.set_status(row.number, RowStatus.RUNNING)
+            else:
+                ledger.set_ready(row.number, row_of(row.number, [first]))
+    recovered(ledger, folder, RunState(step=5, version=5, weight_hash=""), batch_rows=2, max_staleness=1)
+    states = [row.status for row in ledger.rows()]
+    queued, ready = RowStatus.QUEUED, RowStatus.READY
+    assert states[:2] == [queued, queued], "its oldest row is beyond the bound"
+    assert states[2:4] == [ready, queued], "the missing row is run in its group"
+    assert states[4:] == [ready, ready, queued, queued], "two rows at 4, two at 5: the newest group is too much"
+
+
 # -- kill -9
 
 

@@ -57,6 +57,7 @@ class World:
     learn_s: Callable[[], float] = lambda: 1.0
     end: Callable[[LedgerRow], Outcome] = lambda row: Outcome.terminated()
     critic_only: int = 0
+    group: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=lambda: Ledger(":memory:"))
 
@@ -65,6 +66,8 @@ class World:
         self.engine = 0
         self.first: dict[int, int] = {}
         self.outstanding: dict[int, str] = {}
+        self.running: set[int] = set()
+        self.group_of: dict[int, int] = {}
         self.training: tuple[int, ...] = ()
         self.batches: list[Batch] = []
         self.log: list[tuple[int, int]] = []
@@ -78,16 +81,22 @@ class World:
             engine_version=lambda: self.engine,
             run_episode=self.episode,
             clock=self.clock,
-            options=RuntimeOptions(**{"max_in_flight": 64, "stale_grace_s": 5.0, **self.options}),
+            options=RuntimeOptions(
+                **{"max_in_flight": 64, "stale_grace_s": 5.0, "group_size": self.group, **self.options}
+            ),
         )
 
     async def episode(self, row: LedgerRow, task: Task, on_version: Callable[[int], None]) -> Trajectory:
         """`TOKENS` tokens, evenly over its seconds; each keeps the version that the engine had then."""
         assert task.id == row.task_id
-        assert row.number not in self.outstanding, "one try of a row at a time"
-        assert task.id not in self.outstanding.values(), "no prompt twice among outstanding rows"
+        assert row.number not in self.running, "one try of a row at a time"
+        self.forget_dropped()
+        self.group_of[row.number] = row.number if row.group is None else row.group
+        others = {t for n, t in self.outstanding.items() if self.group_of.get(n, n) != self.group_of[row.number]}
+        assert task.id not in others, "no prompt twice among outstanding rows or groups"
         self.log.append((row.number, row.attempt))
         self.outstanding[row.number] = task.id
+        self.running.add(row.number)
         self.first.pop(row.number, None)
         on_version(self.engine)
         versions: list[int] = []
@@ -104,25 +113,37 @@ class World:
                 await asyncio.sleep(0)
             del self.outstanding[row.number]
             raise
+        finally:
+            self.running.remove(row.number)
         if outcome.is_error:
-            del self.outstanding[row.number]
+            self.first.pop(row.number)
+            if row.group is None:
+                del self.outstanding[row.number]
         return record(row, versions, outcome)
 
     def check(self) -> None:
         """I(V) of docs/runtime.md, over all rows that this account holds outstanding."""
         rule, version = self.runtime.rule, self.runtime.rule.version
         known = {row.number: row for row in rule.rows()}
+        held = [number for number in self.outstanding if number in known]  # others were dropped, on their way down
+        oldest: dict[int, int] = {}
+        for number in held:
+            group, first = self.group_of.get(number, number), self.first.get(number, self.engine)
+            oldest[group] = min(first, oldest.get(group, first))
         firsts = []
-        for number in self.outstanding:
-            if number not in known:
-                continue  # dropped by the gate, on its way down
-            first = self.first.get(number, self.engine)
+        for number in held:
+            first = oldest[self.group_of.get(number, number)]
             firsts.append(max(first, version - self.m) if known[number].is_let_past else first)
         assert all(first >= version - self.m for first in firsts), (version, firsts)
         for k in range(self.m + 1):
             assert sum(first <= version - self.m + k for first in firsts) <= (k + 1) * self.batch, (version, firsts)
         assert set(self.training) <= set(known), "rows in training are outstanding"
         self.most = max(self.most, len(firsts))
+
+    def forget_dropped(self) -> None:
+        """Rows of a dropped group leave this account when nothing of them runs."""
+        known = {row.number for row in self.runtime.rule.rows()}
+        self.outstanding = {n: t for n, t in self.outstanding.items() if n in known or n in self.running}
 
     async def publish(self, version: int) -> None:
         await self.clock.sleep(self.lag_s())
@@ -172,7 +193,7 @@ class World:
         self.take_losses()
 
     def take_losses(self) -> None:
-        losses = self.runtime.take_losses()
+        losses = self.losses_seen = self.runtime.take_losses()
         self.lost += losses.rows
         self.lost_tokens += losses.tokens
 
@@ -272,9 +293,9 @@ def test_a_second_engine_that_lags_the_first_while_a_batch_is_in_training() -> N
     assert rule.is_bounded(1, at_version=3)
 
 
-async def random_world(seed: int) -> World:
+async def random_world(seed: int, group: int = 1) -> World:
     draw = random.Random(seed)
-    batch = draw.randint(1, 4)
+    batch = draw.randint(1, 4) * group
     scale = draw.choice([0.2, 1.0, 5.0])
     failing = draw.choice([0.0, 0.05, 0.1])
 
@@ -290,20 +311,24 @@ async def random_world(seed: int) -> World:
         learn_s=lambda: draw.uniform(0.0, 2.0) * scale,
         end=end,
         critic_only=draw.choice([0, 0, 3]),
+        group=group,
         options={
             "on_stale": draw.choice(["wait", "mask", "drop"]),
             "stale_grace_s": draw.choice([0.0, 2.0, 20.0]),
             "max_in_flight": draw.choice([batch, 4 * batch, 64]),
-            "failure_retries": 50,
+            "failure_retries": 50 if group == 1 else draw.choice([0, 1, 50]),
         },
     )
-    await world.run(20)
+    steps = 20 if group == 1 else 10
+    await world.run(steps)
     rows = [number for b in world.batches for number in b.numbers]
-    assert len(set(rows)) == len(rows) == 20 * batch, "a row is trained once"
+    assert len(set(rows)) == len(rows) == steps * batch, "a row is trained once"
     assert all(list(b.numbers) == sorted(b.numbers) for b in world.batches)
     for b in world.batches:
         assert [t.uid for t in b.trajectories] == [f"r{number}" for number in b.numbers]
-        assert len({t.task_id for t in b.trajectories}) == batch, "distinct prompts in a batch"
+        assert len({t.task_id for t in b.trajectories}) == batch // group, "distinct prompts in a batch"
+        assert set(Counter(world.group_of[n] for n in b.numbers).values()) == {group}, "whole groups"
+        assert len({(t.task_id, t.attempt) for t in b.trajectories}) == batch, "members of a group differ"
     ages = world.ages()
     assert min(ages) >= 0
     if world.options["on_stale"] != "mask":
@@ -316,11 +341,17 @@ async def test_random_worlds_keep_the_rule_and_go_on(seed: int) -> None:
     await random_world(seed)
 
 
+@pytest.mark.parametrize("seed", range(45))
+async def test_random_worlds_of_groups_keep_the_rule_and_go_on(seed: int) -> None:
+    await random_world(seed, group=2 + seed // 5 % 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 async def test_many_more_random_worlds(block: int) -> None:
     for seed in range(1000 + 100 * block, 1100 + 100 * block):
         await random_world(seed)
+        await random_world(seed, group=2 + seed // 5 % 3)
 
 
 async def test_m_0_is_lock_step() -> None:
@@ -417,6 +448,94 @@ async def test_rows_that_cannot_be_trained_are_dropped_with_their_reason_and_tok
     assert world.lost == {"unscored": 1, "truncated_turns": 1, "no_action_tokens": 1}
     assert world.lost_tokens == {"unscored": TOKENS, "truncated_turns": TOKENS}
     assert [world.ledger.row(n).status for n in (1, 2, 3)] == [RowStatus.DROPPED] * 3
+
+
+# -- groups
+
+
+async def test_a_group_waits_for_its_last_row_and_the_barrier_is_measured() -> None:
+    """Members start together; one takes 9 s, the others 1 s: 8 s from the first ready row to the last."""
+    world = World(batch=4, group=4, m=0, pool=4, seconds=lambda row: 9.0 if row.attempt % 4 == 3 else 1.0)
+    await world.run(3)
+    assert [b.group_wait_s for b in world.batches] == pytest.approx([8.0] * 3)
+    assert [t.attempt for t in world.batches[0].trajectories] == [0, 1, 2, 3]
+    alone = await World(m=0).run(2)
+    assert [b.group_wait_s for b in alone.batches] == [None, None]
+
+
+async def test_a_lost_row_is_run_again_in_its_group_whose_other_rows_stay() -> None:
+    tries: Counter[int] = Counter()
+
+    def end(row: LedgerRow) -> Outcome:
+        tries[row.number] += 1
+        return Outcome.error("sandbox") if row.number == 2 and tries[2] <= 2 else Outcome.terminated()
+
+    world = await World(batch=4, group=2, end=end, m=1, options={"on_stale": "wait"}).run(3)
+    assert tries[2] == 3
+    assert tries[1] == 1
+    assert world.lost == {"sandbox": 2}
+    first = next(b for b in world.batches if 2 in b.numbers)
+    assert 1 in first.numbers
+    assert first.group_wait_s == 1.0, "mean over two groups: two more tries of a second, and none"
+
+
+async def test_past_its_retries_a_row_takes_its_group_with_it() -> None:
+    world = World(
+        batch=4,
+        group=2,
+        seconds=lambda row: 3.0 if row.number == 3 else 1.0,
+        end=lambda row: Outcome.error("sandbox") if row.number in (2, 4) else Outcome.terminated(),
+        options={"failure_retries": 1},
+    )
+    await world.run(3)
+    assert [(world.ledger.row(n).status, world.ledger.row(n).reason) for n in (1, 2, 3, 4)] == [
+        (RowStatus.DROPPED, "group_dropped"),
+        (RowStatus.DROPPED, "sandbox"),
+        (RowStatus.DROPPED, "group_dropped"),
+        (RowStatus.DROPPED, "sandbox"),
+    ]
+    assert world.lost == {"sandbox": 4, "group_dropped": 2}
+    assert world.lost_tokens["group_dropped"] == TOKENS, "row 1 was ready, row 3 still ran"
+    assert 3 in {n for n, _ in world.log}
+    assert {n for b in world.batches for n in b.numbers}.isdisjoint({1, 2, 3, 4})
+    survival = world.losses_seen.survival.table()
+    assert survival["tokens"]["unfinished"] == [0, 1]
+    assert survival["turns"]["1"] == [12, 3]
+    assert survival["env"] == {"e": [12, 3]}
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "drop"])
+async def test_the_gate_acts_on_whole_groups(on_stale: str) -> None:
+    slow = lambda row: 30.0 if row.task_id == SLOW and row.attempt % 2 else 1.0  # noqa: E731
+    world = await World(batch=4, group=2, seconds=slow, options={"on_stale": on_stale, "stale_grace_s": 2.0}).run(50)
+    too_old = [t for b in world.batches for t in b.trajectories if b.version - min(versions_of(t)) > world.m]
+    if on_stale == "mask":
+        assert {t.task_id for t in too_old} == {SLOW}
+        assert {t.attempt % 2 for t in too_old} == {0, 1}, "the quick row of the group waited for the slow one"
+    else:
+        assert not too_old
+        assert world.lost["stale"] >= 2
+        assert world.lost["stale"] % 2 == 0
+        assert world.lost_tokens["stale"] == TOKENS * world.lost["stale"] // 2, "of the ready row of each group"
+        tries = Counter(n for n, _ in world.log if world.ledger.row(n).task_id == SLOW)
+        first_group = sorted(tries)[:2]
+        assert tries[first_group[0]] == tries[first_group[1]] >= 2, "queued again whole"
+
+
+async def test_a_half_ready_group_of_an_earlier_process_is_finished_first() -> None:
+    ledger = Ledger(":memory:")
+    order = PromptOrder(tasks(24), seed=7)
+    for n in range(2):
+        row, _ = ledger.enqueue_group(order[n][0].id, (0, 1))
+        ledger.set_ready(row.number, record(row, [0, 0], Outcome.terminated()))
+    world = World(ledger=ledger, batch=4, group=2)
+    world.outstanding = {row.number: row.task_id for row in ledger.rows(RowStatus.READY)}
+    world.group_of = {row.number: row.group or 0 for row in ledger.rows()}
+    world.first = dict.fromkeys(world.outstanding, 0)
+    await world.run(2)
+    assert world.batches[0].numbers == (1, 2, 3, 4)
+    assert [n for n, _ in world.log][:2] == [2, 4], "only the missing rows ran"
+    assert len(set(world.batches[1].numbers)) == 4
 
 
 # -- waits
