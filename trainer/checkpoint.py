@@ -16,6 +16,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from sao_gym.errors import CheckpointError
 from sao_gym.models import quiet
@@ -45,7 +46,18 @@ class Skipped:
 
 
 def save_checkpoint(folder: Path, learner: Learner, tokenizer: Any, state: RunState) -> Path:
-    """Write `folder/step_N`. Returns its path."""
+    """Write `folder/step_N`. Returns its path. Raises CheckpointError if it cannot be written; older ones stand."""
+    try:
+        return _save(folder, learner, tokenizer, state)
+    except (OSError, RuntimeError, SafetensorError) as error:  # the writers of the three kinds of files
+        shutil.rmtree(folder / f".step_{state.step}.partial", ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint step_{state.step} cannot be written in {folder} ({' '.join(str(error).split())}); the ones "
+            "before it stand: make room, and go on with --resume"
+        ) from error
+
+
+def _save(folder: Path, learner: Learner, tokenizer: Any, state: RunState) -> Path:
     final = folder / f"step_{state.step}"
     partial = folder / f".step_{state.step}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -54,10 +66,12 @@ def save_checkpoint(folder: Path, learner: Learner, tokenizer: Any, state: RunSt
     with quiet():
         model.save_pretrained(partial / "actor")
     tokenizer.save_pretrained(partial / "actor")
-    save_critic(learner.bare_critic, partial / "critic", {"kind": "checkpoint", **asdict(state)})
+    if learner.bare_critic:
+        save_critic(learner.bare_critic, partial / "critic", {"kind": "checkpoint", **asdict(state)})
     optimizers = {
         "actor": learner.actor_optimizer.state_dict(),
-        "critic": learner.critic_optimizer.state_dict(),
+        "critic": learner.critic_optimizer.state_dict() if learner.bare_critic else None,
+        "running_means": learner.row_advantages.state(),
         "torch_rng": torch.get_rng_state(),
     }
     torch.save(optimizers, partial / OPTIMIZERS_FILE)
@@ -146,7 +160,9 @@ def load_optimizers(path: Path, learner: Learner) -> None:
     try:
         saved = torch.load(path / OPTIMIZERS_FILE, weights_only=True)
         learner.actor_optimizer.load_state_dict(saved["actor"])
-        learner.critic_optimizer.load_state_dict(saved["critic"])
+        if learner.bare_critic:
+            learner.critic_optimizer.load_state_dict(saved["critic"])
+        learner.row_advantages.load_state(saved.get("running_means", {}))
         torch.set_rng_state(saved["torch_rng"])
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, UnpicklingError) as error:
         raise CheckpointError(

@@ -4,24 +4,32 @@
 
 A step that trains the actor raises the policy version by one; the first `critic.only_steps` batches train the critic
 alone and raise none. Publication runs beside the next wait for a batch; the staleness rule knows the engine's version.
+
+A run ends in one of four ways: its last step; `request_stop` (the step in progress ends, the rest of the episodes is
+cancelled, a checkpoint is written); an error that names its cause; or a death of the process. It resumes from each.
 """
 
+import errno
+import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sao_gym.errors import InvariantError, TaskFileError
+from sao_gym.errors import EngineError, InvariantError, RunFolderError, TaskFileError, UserError
 from sao_gym.ledger import Ledger
-from sao_gym.loops import run_blocking
+from sao_gym.loops import run_blocking, submit
 from sao_gym.parquet import read_trajectories, write_trajectories
 from sao_gym.protocols import Clock, Engine
 from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.events import EVENTS, EventKind, EventLog, PartFiles
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.metrics import batch_metrics, loss_metrics, token_account_gap
+from sao_gym.trainer.metrics import HISTOGRAMS, HistogramLog, batch_metrics, loss_metrics, token_account_gap
 from sao_gym.trainer.plan import make_plan
 from sao_gym.trainer.publish import PublicationReport, Publisher, make_probe
 from sao_gym.trainer.runtime import Batch, Losses, Runtime
@@ -89,6 +97,32 @@ class Parts:
     runtime: Runtime
     clock: Clock
     tokenizer: Any
+    events: EventLog
+
+
+class EngineFailedError(UserError):
+    """The engine is gone, or takes no weights any more."""
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+@contextmanager
+def named_failures(run: Path) -> Iterator[None]:
+    """What ends a run from outside, in one sentence: a disk that takes no more, an engine that is gone."""
+    go_on = f"go on with --resume {run}"
+    try:
+        yield
+    except EngineError as error:
+        raise EngineFailedError(
+            f"the engine failed ({error}); the run stands at its last checkpoint: {go_on}"
+        ) from error
+    except (OSError, sqlite3.OperationalError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_ROOM:
+            raise
+        raise RunFolderError(
+            f"{run} cannot be written ({error}); its newest whole checkpoint stands: make room, then {go_on}"
+        ) from error
 
 
 class Training:
@@ -106,29 +140,62 @@ class Training:
         self.state = state
         self._on_step = on_step
         self._on_evaluate = on_evaluate
-        self._publisher = Publisher(
-            parts.engine, parts.clock, parts.runtime.changed, deadline_s=parts.config.deadline_s
-        )
+        self._publisher = Publisher(parts.engine, parts.clock, self._on_published, deadline_s=parts.config.deadline_s)
         self._published: PublicationReport | None = None
+        self._publication_began = 0.0
+        self._waiting: Future[Batch] | None = None
+        self._saved = state.step
+        self._histograms = HistogramLog()
+        self.is_stopping = False
         (parts.folder.path / TRAJECTORIES).mkdir(exist_ok=True)
 
     def run(self) -> RunState:
-        """Train up to `config.steps` batches. The last one always gets a checkpoint."""
-        run_blocking(_soon(self.parts.runtime.start))
-        try:
-            while self.state.step < self.parts.config.steps:
-                self._step()
-            self._publisher.finish()
-        finally:
-            run_blocking(self.parts.runtime.stop())
+        """Train up to `config.steps` batches, or until a stop was requested. The last one always gets a checkpoint.
+
+        Raises EngineFailedError, RunFolderError, CheckpointError and EpisodesFailedError, each naming what ended the run.
+        """
+        with named_failures(self.parts.folder.path):
+            run_blocking(_soon(self.parts.runtime.start))
+            try:
+                while self.state.step < self.parts.config.steps and not self.is_stopping:
+                    self._step()
+                self._publisher.finish()
+            finally:
+                run_blocking(self.parts.runtime.stop())
+            if self.state.step != self._saved:
+                self.save()
         return self.state
+
+    def request_stop(self) -> None:
+        """End after the step in progress; no episode is admitted any more. May be called from a signal handler."""
+        self.is_stopping = True
+        submit(self.parts.runtime.stop())
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _next_batch(self, *, trains_actor: bool) -> Batch | None:
+        """The next batch; None if a stop was requested while it was waited for."""
+        waiting = submit(self.parts.runtime.next_batch(raises_version=trains_actor))
+        self._waiting = waiting
+        try:
+            return None if self.is_stopping else waiting.result()
+        except CancelledError:
+            if self.is_stopping:
+                return None
+            raise
+        finally:
+            waiting.cancel()
+            self._waiting = None
 
     def _step(self) -> None:
         config, clock, runtime = self.parts.config, self.parts.clock, self.parts.runtime
         started = clock.now()
         step = self.state.step + 1
-        trains_actor = self.state.step >= config.critic.only_steps
-        batch: Batch = run_blocking(runtime.next_batch(raises_version=trains_actor))
+        trains_actor = self.state.step >= config.critic_only_steps
+        batch = self._next_batch(trains_actor=trains_actor)
+        if batch is None:
+            return
+        self._note("batch", step, batch, seconds=batch.wait_s)
         plan = make_plan(
             batch.trajectories,
             config,
@@ -146,15 +213,39 @@ class Training:
         run_blocking(_soon(runtime.finish_batch, batch, step))
         if trains_actor:
             self._publish(batch)
+        self._note("trained", step, batch, seconds=stats.critic_s + stats.actor_s)
         losses: Losses = run_blocking(_soon(runtime.take_losses))
         self._record(batch, stats, report, losses, clock.now() - started)
         self._between_steps()
+
+    def _note(self, kind: EventKind, step: int, batch: Batch, *, seconds: float) -> None:
+        self.parts.events.add(
+            kind,
+            step=step,
+            rows=batch.numbers,
+            version=self.state.version,
+            engine_version=self.parts.engine.version,
+            seconds=seconds,
+            weight_hash=self.state.weight_hash,
+        )
 
     def _publish(self, batch: Batch) -> None:
         source = self.parts.learner.weights()
         probe = make_probe(self.parts.learner.bare_actor, batch.trajectories[0].streams[0].token_ids)
         self.state = replace(self.state, weight_hash=source.weight_hash)
+        self._publication_began = self.parts.clock.now()
         self._publisher.start(source, self.state.version, probe)
+
+    def _on_published(self) -> None:
+        """On the event loop, when the engine serves the new version."""
+        self.parts.events.add(
+            "publication",
+            version=self.parts.engine.version,
+            engine_version=self.parts.engine.version,
+            seconds=self.parts.clock.now() - self._publication_began,
+            weight_hash=self.state.weight_hash,
+        )
+        self.parts.runtime.changed()
 
     def _record(
         self, batch: Batch, stats: StepStatistics, report: PublicationReport | None, losses: Losses, seconds: float
@@ -178,6 +269,7 @@ class Training:
         if config.check:
             self._check(batch, stats, record)
         self.parts.folder.append_metrics(record)
+        self._histograms.add(self.state.step, batch, stats)
         self._on_step(record)
 
     def _check(self, batch: Batch, stats: StepStatistics, record: dict[str, Any]) -> None:
@@ -208,11 +300,14 @@ class Training:
             self._on_evaluate(self.state)
 
     def save(self) -> Path:
-        """Write a checkpoint of the present state, then prune old ones."""
+        """Write events, histograms and a checkpoint of the present state, then prune old ones."""
         folder = self.parts.folder.path / CHECKPOINTS
+        for name, log in ((EVENTS, self.parts.events), (HISTOGRAMS, self._histograms)):
+            PartFiles(self.parts.folder.file(name)).write(self.state.step, log.take())
         path = save_checkpoint(folder, self.parts.learner, self.parts.tokenizer, self.state)
         run_blocking(_soon(self.parts.ledger.add_checkpoint, self.state.step, self.state.version, path.name))
         prune(folder, self.parts.config.checkpoint.keep)
+        self._saved = self.state.step
         return path
 
 

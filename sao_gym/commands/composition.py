@@ -220,7 +220,9 @@ def _policy(config: TrainConfig, checkpoint: Path | None) -> LoadedPolicy:
     return load_policy(path)
 
 
-def _critic(config: TrainConfig, model: Any, checkpoint: Path | None) -> tuple[Critic, str]:
+def _critic(config: TrainConfig, model: Any, checkpoint: Path | None) -> tuple[Critic | None, str]:
+    if not config.loss.has_critic:
+        return None, f"none, loss.advantage is {config.loss.advantage}"
     if checkpoint:
         return load_critic(checkpoint / "critic", like=model)[0], f"checkpoint {checkpoint.name}"
     if config.critic.init in (None, "cold"):
@@ -279,7 +281,8 @@ def _runtime(
 def manifest(run: Run) -> dict[str, Any]:
     """What the run was made with; what is in force is read off the networks themselves (trap 35)."""
     config, learner = run.parts.config, run.parts.learner
-    networks = {"actor": learner.bare_actor, "critic": learner.bare_critic}
+    both = {"actor": learner.bare_actor, "critic": learner.bare_critic}
+    networks = {name: network for name, network in both.items() if network is not None}
     model: Any = learner.model
     packages = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
     return {

@@ -115,7 +115,7 @@ def _resolved(
 
 
 def _require_critic(config: TrainConfig, options: Options) -> None:
-    if config.critic.init is None and not options.has("rollout-only"):
+    if config.loss.has_critic and config.critic.init is None and not options.has("rollout-only"):
         raise ConfigError(
             "the critic's start was not said: give --critic-init FOLDER (made by sao_gym.pretrain_critic), or "
             "--critic-init cold to start its head from zero"

@@ -1,5 +1,10 @@
-"""The three ways to run a training that was put together: train, sample only, learn only. And what other ranks do."""
+"""The ways to run a training that was put together: train, sample only, learn only, replay. And what other ranks do."""
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sao_gym.clock import SystemClock
@@ -9,12 +14,14 @@ from sao_gym.commands.curves import draw_curves
 from sao_gym.commands.heldout import Heldout
 from sao_gym.commands.policy import training_sampling
 from sao_gym.commands.progress import TrainingProgress
+from sao_gym.errors import CheckpointError, ConfigError
 from sao_gym.loops import run_blocking
 from sao_gym.parquet import write_trajectories
 from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, Training, recorded_batches, step_file
 from sao_gym.trainer.plan import make_plan
+from sao_gym.trainer.replay import RecordedRun, replayed
 
 
 def say(text: str) -> None:
@@ -34,8 +41,11 @@ def train(run: Run) -> None:
             training = Training(
                 run.parts, run.state, on_step=progress.step, on_evaluate=heldout.sampled if heldout else None
             )
-            state = training.run()
-        if heldout and config.evaluation.at_ends:
+            with stopped_by_sigterm(training):
+                state = training.run()
+        if training.is_stopping:
+            say(f"stopped after {state.step} batches, as SIGTERM asked; go on with --resume {folder.path}")
+        elif heldout and config.evaluation.at_ends:
             heldout.both(state)
     finally:
         if heldout:
@@ -43,6 +53,27 @@ def train(run: Run) -> None:
     draw_curves(folder.read_metrics(), heldout.results if heldout else [], folder.file("curves.png"))
     say(f"policy version {state.version} after {state.step} batches, weights {state.weight_hash}")
     say(f"run folder: {folder.path}   curves: {folder.file('curves.png')}")
+
+
+@contextmanager
+def stopped_by_sigterm(training: Training) -> Iterator[None]:
+    """Within it, the first SIGTERM lets the step in progress end and a checkpoint be written; the second quits at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread hears signals
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Not by print: the signal may have come while the same stream is being written.
+        os.write(2, b"sao-gym: SIGTERM: the step in progress ends, then a checkpoint; once more quits at once\n")
+        training.request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def rollout_only(run: Run) -> None:
@@ -75,7 +106,7 @@ def learn_only(run: Run, source: Path) -> None:
     """Train on recorded trajectories, batch after batch in their order; nothing is sampled."""
     parts, config, state = run.parts, run.parts.config, run.state
     for rows in recorded_batches(source, config.batch_size, config.steps):
-        trains_actor = state.step >= config.critic.only_steps
+        trains_actor = state.step >= config.critic_only_steps
         newest = max(row.last_version or 0 for row in rows)
         plan = make_plan(
             rows,
@@ -91,14 +122,43 @@ def learn_only(run: Run, source: Path) -> None:
         state = RunState(step=state.step + 1, version=state.version + int(trains_actor), weight_hash=weights)
         record = {"step": state.step, "policy_version": state.version, **stats.metrics(), "weight_hash": weights}
         parts.folder.append_metrics(record)
-        say(f"step {state.step}: value loss {record['value_loss']:.4f}, policy loss {record['policy_loss']}")
+        say(f"step {state.step}: value loss {record['value_loss']}, policy loss {record['policy_loss']}")
     save_checkpoint(parts.folder.path / CHECKPOINTS, parts.learner, parts.tokenizer, state)
     say(f"run folder: {parts.folder.path}")
 
 
+def replay(config: TrainConfig, run: Path) -> bool:
+    """Feed a fresh learner from the batches that `run` recorded; whether its weights are the run's after every step.
+
+    Raises RunFolderError for a folder without them, CheckpointError if the run began with other weights.
+    """
+    recorded = RecordedRun.read(run)
+    trainee = load_trainee(config, None, SystemClock())
+    try:
+        if trainee.learner.world != recorded.ranks:
+            raise ConfigError(
+                f"the run learnt on {recorded.ranks} ranks, this is {trainee.learner.world}: sums differ in their last "
+                f"bits; replay with accelerate launch --num_processes {recorded.ranks}"
+            )
+        if trainee.state.weight_hash != recorded.start_hash:
+            raise CheckpointError(
+                f"the run began with the weights {recorded.start_hash}, {config.model.path} now holds "
+                f"{trainee.state.weight_hash}: give those back"
+            )
+        for step in replayed(trainee.learner, config, recorded):
+            if not step.is_same:
+                say(f"step {step.number} differs: the run's weights are {step.recorded}, the replay's {step.found}")
+                return False
+    finally:
+        trainee.learner.stop()
+    say(f"{len(recorded.steps)} steps replayed, the weights are the same after each: {recorded.steps[-1].weight_hash}")
+    return True
+
+
 def _announce(run: Run) -> None:
     config = run.parts.config
-    say(str(run.parts.learner.freeze_table))
+    if run.parts.learner.freeze_table:
+        say(str(run.parts.learner.freeze_table))
     say(f"critic: {run.critic_origin}")
     say(
         f"{config.env.name}: {len(run.tasks)} prompts, batches of {config.batch_size}, staleness at most "

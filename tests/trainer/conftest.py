@@ -1,7 +1,11 @@
 """Small batches of random episodes, small policies of several architectures and a learner, for the tests of the trainer."""
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,10 +19,10 @@ from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Tra
 from sao_gym.trainer.actor import Actor, Inputs
 from sao_gym.trainer.batch import Packed, pack
 from sao_gym.trainer.config import (
+    ActorConfig,
     CriticConfig,
     LearnerConfig,
     LossConfig,
-    OptimizerConfig,
     StalenessConfig,
     TrainConfig,
 )
@@ -147,7 +151,7 @@ def make_config() -> Callable[..., TrainConfig]:
     ) -> TrainConfig:
         toy = {"lr": 1e-2, "lr_warmup_steps": 0, "only_steps": 0}
         return TrainConfig(
-            actor=OptimizerConfig(**{"lr": 1e-3, **(actor or {})}),
+            actor=ActorConfig(**{"lr": 1e-3, **(actor or {})}),
             critic=CriticConfig(**{**toy, **(critic or {})}),
             loss=LossConfig(**(loss or {})),
             learner=LearnerConfig(**(learner or {})),
@@ -228,3 +232,24 @@ def recorded_at() -> Callable[..., list[Trajectory]]:
 def weights_of() -> Callable[[torch.nn.Module], dict[str, torch.Tensor]]:
     """Copies of all parameters by name."""
     return lambda module: {name: value.detach().clone() for name, value in module.named_parameters()}
+
+
+@pytest.fixture(scope="session")
+def crash() -> ModuleType:
+    """benchmarks/crash.py as a module: it has a tiny run that trains on an environment of its own."""
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "crash.py"
+    spec = importlib.util.spec_from_file_location("crash_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny_model(crash: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy of that run, on disk."""
+    folder = tmp_path_factory.mktemp("crash") / "model"
+    crash.make_model(folder)
+    return folder

@@ -1,6 +1,5 @@
 """Trap 13 as a benchmark: the trainer is killed at random moments; and the audit sees what it is there to see."""
 
-import importlib.util
 import json
 import os
 import sqlite3
@@ -17,18 +16,6 @@ from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Tra
 from sao_gym.trainer.loop import TRAJECTORIES, row_uid, step_file
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def crash() -> ModuleType:
-    """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("crash_benchmark", ROOT / "benchmarks" / "crash.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
