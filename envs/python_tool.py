@@ -11,10 +11,11 @@ Example:
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from sao_gym.core import AnswerGrader, ToolEnv
 from sao_gym.envs.sandboxes.local import CellResult, PythonPool, SandboxLimits
+from sao_gym.errors import ConfigError
 from sao_gym.loops import on_background, run_blocking
 from sao_gym.protocols import Task, TaskSet
 
@@ -63,6 +64,13 @@ class Sandboxes:
         self._size, self._limits, self._allow_unsafe = size, limits, allow_unsafe
         self._site_packages, self._preload = site_packages, tuple(preload)
         self._pool: PythonPool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._pool is not None:
+            raise ConfigError(
+                "boxes that run cannot be copied or pickled; do that before the first call, or close first"
+            )
+        return self.__dict__
 
     async def lease(self) -> PythonSession:
         """Wait for a free session. Raises SandboxUnavailableError where isolation cannot be had."""

@@ -18,6 +18,7 @@ Example:
     (1.0, True, False)
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -31,6 +32,7 @@ from sao_gym.messages import Message, ToolSpec
 from sao_gym.protocols import Task, TaskSet
 from sao_gym.spaces import Messages, MessageSpace
 from sao_gym.stream import Score, TruncationReason
+from sao_gym.tools import error_text
 
 Step = tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]
 ResetOptions = ("task", "task_id")
@@ -54,6 +56,14 @@ class Reply:
     is_final: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", as_messages(self.messages, "the messages of a Reply"))
+        if not hasattr(self.reward, "__float__"):
+            raise ConfigError(f"the reward of a Reply must be a number, got {type(self.reward).__name__}")
+        object.__setattr__(self, "reward", float(self.reward))
+        if not math.isfinite(self.reward):
+            raise GradingError(f"the environment gave the reward {self.reward}; a reward must be finite")
+
 
 class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
     """Base of every environment. Write `respond`; where the score is not the sum of rewards, `grade`.
@@ -70,10 +80,9 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         tools: Sequence[ToolSpec] = (),
         max_turns: int | None = None,
     ) -> None:
-        if len(tasks) == 0:
-            raise ConfigError(f"{type(self).__name__} was given no tasks; give it at least one")
-        if max_turns is not None and max_turns < 1:
-            raise ConfigError(f"max_turns must be at least 1, got {max_turns}")
+        _check_tasks(type(self).__name__, tasks)
+        if max_turns is not None and (not isinstance(max_turns, int) or max_turns < 1):
+            raise ConfigError(f"max_turns must be a whole number of at least 1, or None; got {max_turns!r}")
         self.tasks = tasks
         self.tools = tuple(tools)
         self.max_turns = max_turns
@@ -171,11 +180,13 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         return await self._finish(offload, reason)
 
     def close(self) -> None:
-        """Give everything back; idempotent."""
+        """Give everything back; idempotent. An episode that goes on is over, without a grade."""
+        self._is_over = True
         drive(self._release(inline))
 
     async def close_async(self) -> None:
         """`close` for a caller that has other episodes to go on with."""
+        self._is_over = True
         await self._release(offload)
 
     # The one body behind both
@@ -189,7 +200,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         self._task, self._rewards, self._score = task, [], None
         self._is_over, self._is_graded, self._is_held = True, False, True
         await call(self.setup, task)
-        self._messages = tuple(await call(self.opening, task))
+        self._messages = as_messages(await call(self.opening, task), f"{type(self).__name__}.opening(task)")
         self._is_over = False
         return self._messages, {"task_id": task.id}
 
@@ -204,7 +215,10 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
             return task
         if "task_id" in options:
             return self._find_task(str(options["task_id"]))
-        return self.tasks[int(self.np_random.integers(len(self.tasks)))]
+        drawn = self.tasks[int(self.np_random.integers(len(self.tasks)))]
+        if not isinstance(drawn, Task):
+            raise ConfigError(f"a task set must hold Tasks, got {type(drawn).__name__}")
+        return drawn
 
     def _find_task(self, task_id: str) -> Task:
         if isinstance(self.tasks, HasById):
@@ -233,7 +247,9 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         return reply.messages, reward, reply.is_final, reason is not None, info
 
     async def _respond(self, call: Caller, message: Message) -> Reply:
-        reply: Reply = await call(self.respond, message)
+        reply = await call(self.respond, message)
+        if not isinstance(reply, Reply):
+            raise ConfigError(f"{type(self).__name__}.respond(message) must return a Reply, got {type(reply).__name__}")
         return reply
 
     def _accept(self, action: Message | str) -> Message:
@@ -265,11 +281,12 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         if self._is_graded:
             return self._score
         try:
-            score: Score | None = await call(self.grade)
+            given = await call(self.grade)
         except SaoGymError:
             raise
         except Exception as error:
-            raise GradingError(f"the grader raised {type(error).__name__}: {error}") from error
+            raise GradingError(f"the grader raised {error_text(error)}") from error
+        score = _as_score(given)
         if score is not None:
             if self._rewards:
                 self._rewards[-1] += score.value - sum(self._rewards)
@@ -282,6 +299,37 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         if self._is_held:
             self._is_held = False
             await call(self.teardown)
+
+
+def as_messages(given: Any, what: str) -> tuple[Message, ...]:
+    """`given` as a tuple of messages. Raises ConfigError, naming `what`, where it is something else."""
+    if isinstance(given, list | tuple) and all(isinstance(message, Message) for message in given):
+        return tuple(given)
+    shown = type(given).__name__
+    if isinstance(given, list | tuple):
+        shown += " of " + ", ".join(sorted({type(item).__name__ for item in given}))
+    raise ConfigError(f"{what} must be a list or tuple of Messages, got {shown}")
+
+
+def _check_tasks(name: str, tasks: Any) -> None:
+    if isinstance(tasks, str | Mapping) or not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+        raise ConfigError(f"{name} takes a task set or a list of Tasks, got {type(tasks).__name__}")
+    if len(tasks) == 0:
+        raise ConfigError(f"{name} was given no tasks; give it at least one")
+    if isinstance(tasks, list | tuple):
+        wrong = next((task for task in tasks if not isinstance(task, Task)), None)
+        if wrong is not None:
+            raise ConfigError(f"{name} takes a list of Tasks, got one that holds a {type(wrong).__name__}")
+
+
+def _as_score(given: Any) -> Score | None:
+    if given is not None and not isinstance(given, Score):
+        raise ConfigError(
+            f"a grader must return a Score(value=..., passed=...), got {type(given).__name__} {repr(given)[:60]}"
+        )
+    if given is not None and not math.isfinite(given.value):
+        raise GradingError(f"the grader gave the score {given.value}; a score must be finite")
+    return given
 
 
 def with_shares(score: Score, rewards: Sequence[float]) -> Score:

@@ -12,12 +12,16 @@ Example:
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sao_gym.errors import ConfigError, RegistryError, TaskFileError
+from sao_gym.errors import ConfigError, ModelError, RegistryError, TaskFileError
 from sao_gym.jsonl import read_jsonl
 from sao_gym.messages import Message, ToolSpec
 from sao_gym.openai_format import message_from_openai, tool_from_openai
@@ -26,6 +30,7 @@ from sao_gym.registry import resolve, spec
 from sao_gym.stream import Ids, Outcome, Segment, StopReason, TokenStream, Trajectory
 
 Demonstrate = Callable[[Task, np.random.Generator, str], list[Message]]
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*(.*)", re.DOTALL)
 
 
 def tokenized(
@@ -98,21 +103,48 @@ def conversations(
 def read_conversations(path: Path, chat: Chat) -> list[Trajectory]:
     """Trajectories of a JSON lines file of `{"messages": [...], "tools": [...]}` in OpenAI's form.
 
-    Raises TaskFileError with file and line.
+    Reasoning that an assistant's content opens with, between <think> and </think>, counts as `reasoning_content`. Raises TaskFileError with file and line.
     """
     found = []
     for number, record in read_jsonl(path):
         if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
             raise TaskFileError(f"{path}, line {number}: expected an object with a list under messages")
         try:
-            messages = [message_from_openai(message) for message in record["messages"]]
-            tools = [tool_from_openai(tool) for tool in record.get("tools") or ()]
+            messages = [_told_apart(message_from_openai(message)) for message in record["messages"]]
+            tools = [tool_from_openai(tool) for tool in _tools(record.get("tools"))]
             found.append(tokenized(messages, chat, tools, uid=f"line-{number}"))
-        except (ConfigError, AttributeError) as error:
+        except (ConfigError, ModelError) as error:
             raise TaskFileError(f"{path}, line {number}: {error}") from error
     if not found:
         raise TaskFileError(f"{path} holds no conversations; it needs at least one line")
     return found
+
+
+def _told_apart(message: Message) -> Message:
+    """An assistant message with the reasoning that its content opens with where reasoning belongs.
+
+    Inside content the markers are text (trap 20): a policy would learn to spell them by ordinary ids.
+    """
+    if message.role != "assistant":
+        return message
+    thought = _THOUGHT.fullmatch(message.content) if message.reasoning is None else None
+    if thought:
+        message = replace(message, reasoning=thought[1].strip(), content=thought[2])
+    if not (message.content or message.tool_calls or message.reasoning):
+        raise ConfigError("an assistant turn says nothing: no content, no reasoning_content, no tool_calls")
+    return message
+
+
+def _tools(given: Any) -> list[Any]:
+    """Offered tools: a list, also as the JSON text that data sets keep it in."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"tools is text that holds no JSON list: {error}") from error
+    if given is not None and not isinstance(given, list):
+        raise ConfigError(f"tools must be a list, got {type(given).__name__}")
+    return given or []
 
 
 def content_hash(trajectories: Iterable[Trajectory]) -> str:

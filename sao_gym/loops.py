@@ -78,18 +78,50 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise InvariantError("a coroutine driven inline awaited something that was not called through its Caller")
 
 
-async def inline(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function in this thread; an asynchronous one is waited for on the background loop."""
-    result = function(*args, **kwargs)
-    return run_blocking(result) if inspect.isawaitable(result) else result
+async def inline(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in this thread; an asynchronous one is waited for on the background loop.
+
+    What would end more than the call (see `_contained`) is raised as RuntimeError; `offload` does the same.
+    """
+    result = _called(function, *args, **kwargs)
+    return run_blocking(_waited(function, result)) if inspect.isawaitable(result) else result
 
 
-async def offload(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def offload(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a blocking function in a worker thread; an asynchronous one is awaited on the caller's loop."""
     if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    result = await asyncio.to_thread(function, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
+        return await _waited(function, function(*args, **kwargs))
+    result = await asyncio.to_thread(_called, function, *args, **kwargs)
+    return await _waited(function, result) if inspect.isawaitable(result) else result
+
+
+def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, SystemExit) as error:
+        raise _contained(function, error) from error
+
+
+async def _waited(function: Callable[..., Any], awaitable: Awaitable[Any]) -> Any:
+    try:
+        return await awaitable
+    except SystemExit as error:
+        raise _contained(function, error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _contained(function, error) from error
+
+
+def _contained(function: Callable[..., Any], error: BaseException) -> RuntimeError:
+    """`error` as one that fails this call alone.
+
+    A future cannot carry a StopIteration, so that its awaiter would wait for ever; a SystemExit would end the loop and
+    every episode on it; a CancelledError that nobody asked for would be taken for the end of the caller.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return RuntimeError(f"{name} raised {type(error).__name__}({error})")
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:

@@ -66,14 +66,15 @@ class ReasoningCutter:
     def cut(self, ids: Sequence[int]) -> tuple[str | None, list[int]]:
         """(reasoning or None, ids outside it).
 
-        Reasoning that never closes takes all that follows; a close without an opening takes all that came before.
+        Reasoning that never closes takes all that follows; a close without an opening takes all that came before; after reasoning
+        it closes nothing and is left out.
         """
         thought: list[int] = []
         shown: list[int] = []
         is_open, has_reasoning = self._is_open, self._is_open
         for index in ids:
             if index == self._close_id:
-                if not is_open:
+                if not is_open and not has_reasoning:
                     thought, shown = [*thought, *shown], []
                 is_open, has_reasoning = False, True
             elif index == self._open_id and not is_open:

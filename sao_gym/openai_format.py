@@ -26,6 +26,10 @@ def message_from_openai(record: Mapping[str, Any]) -> Message:
 
     Arguments that are no JSON object become a call with its problem, so that a policy's mistake can be sent back.
     """
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"a message must be an object with a role, got {type(record).__name__}")
+    if record.get("function_call"):
+        raise ConfigError("function_call is the old form of a tool call; give tool_calls")
     role = _ROLES.get(str(record.get("role")))
     if role is None:
         raise ConfigError(f"message role must be one of {sorted(_ROLES)}, got {record.get('role')!r}")
@@ -62,7 +66,7 @@ def tool_to_openai(tool: ToolSpec) -> dict[str, Any]:
 
 def tool_from_openai(record: Mapping[str, Any]) -> ToolSpec:
     """A tool that an OpenAI client offers. Raises ConfigError where it is no named function."""
-    function = record.get("function", record)
+    function = record.get("function", record) if isinstance(record, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigError(f"a tool must be a function with a name, got {record!r}")
     return ToolSpec(

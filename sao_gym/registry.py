@@ -134,6 +134,7 @@ def make(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     if isinstance(arguments.get("grader"), str):
         arguments["grader"] = resolve(arguments["grader"])
     _refuse_unknown(made, arguments, accepted, _task_parameters(made))
+    _require(made, factory, arguments)
     env = factory(**arguments)
     if not isinstance(env, gymnasium.Env):
         raise RegistryError(f"{made.entry_point} made a {type(env).__name__}, expected a gymnasium.Env")
@@ -174,7 +175,7 @@ def _load_module(name: str) -> ModuleType:
         raise RegistryError(
             f"cannot import {name!r}: {error}; is it installed, or is its folder on the path?"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RegistryError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
@@ -193,9 +194,10 @@ def _load_file(file_name: str) -> ModuleType:
     sys.modules[name] = module
     try:
         location.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         del sys.modules[name]
-        raise RegistryError(f"importing {file_name} failed: {type(error).__name__}: {error}") from error
+        advice = "; put the folder of what it imports on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+        raise RegistryError(f"importing {file_name} failed: {type(error).__name__}: {error}{advice}") from error
     return module
 
 
@@ -239,6 +241,18 @@ def _loaded(tasks: Any, mapping: Mapping[str, str] | None) -> Any:
     if isinstance(tasks, str | os.PathLike):
         return resolve("sao_gym.tasks.base:load_tasks")(tasks, mapping)
     return tasks
+
+
+def _require(made: EnvSpec, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    required = [
+        parameter.name
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise ConfigError(f"environment {made.id!r} needs the argument {missing[0]!r}; it takes {', '.join(required)}")
 
 
 def _refuse_unknown(

@@ -15,7 +15,6 @@ Example:
     trajectory = env.trajectory(uid="e0", env_id="arithmetic", attempt=0, seed=0)
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
@@ -23,7 +22,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
-from sao_gym.agent_env import AgentEnv
+from sao_gym.agent_env import AgentEnv, as_messages
 from sao_gym.budgets import Budgets
 from sao_gym.errors import EpisodeError
 from sao_gym.loops import Caller, drive, inline, offload
@@ -106,7 +105,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         if agent := self._awaited:
             messages, info = await agent.reset_async(seed=seed, options=options)
         else:
-            messages, info = await asyncio.to_thread(self._below.reset, seed=seed, options=options)
+            messages, info = await offload(self._below.reset, seed=seed, options=options)
         return self._begin(messages, info)
 
     def step(self, action: Generation) -> TokenStep:
@@ -120,7 +119,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         if agent := self._awaited:
             result: MessageStep = await agent.step_async(message)
         else:
-            result = await asyncio.to_thread(self._below.step, message)
+            result = await offload(self._below.step, message)
         return await self._settle(offload, result, cut)
 
     def finish(self, reason: str) -> Score | None:
@@ -136,7 +135,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         if agent := self._awaited:
             await agent.close_async()
         else:
-            await asyncio.to_thread(self._below.close)
+            await offload(self._below.close)
 
     # The record
 
@@ -211,6 +210,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
     def _begin(self, messages: Sequence[Message], info: dict[str, Any]) -> tuple[Ids, dict[str, Any]]:
         tools = getattr(self._below.unwrapped, "tools", ())
         self._reset_info = dict(info)
+        messages = as_messages(messages, f"what {type(self._below.unwrapped).__name__}.reset returns")
         over = self._episode.begin(self.chat.prompt(messages, tools))
         if over is not None:
             raise EpisodeError(
@@ -231,7 +231,8 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
             outcome = Outcome.terminated()
         elif truncated:
             outcome = Outcome.truncated(info.get("truncation_reason", TruncationReason.TURNS))
-        ids, outcome = self._episode.answer(messages, outcome)
+        said = as_messages(messages, f"what {type(self._below.unwrapped).__name__}.step returns")
+        ids, outcome = self._episode.answer(said, outcome)
         if outcome is None:
             return ids, float(reward), False, False, dict(info)
         info, extra = await self._end(call, outcome, info)

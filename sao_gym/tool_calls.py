@@ -131,7 +131,7 @@ class _Reader:
         self.since_start.append(piece.text)
         if self.is_thinking:
             self._think(piece)
-        elif piece.mark is Mark.THINK_CLOSE:
+        elif piece.mark is Mark.THINK_CLOSE and not self.has_reasoning:
             self._close_unopened()
         elif self.body is not None:
             self._call(piece, self.body)
@@ -149,7 +149,8 @@ class _Reader:
             self.reasoning.append(piece.text)
 
     def _close_unopened(self) -> None:
-        # The template may have opened the reasoning in the prompt: all that came before was reasoning.
+        # The template may have opened the reasoning in the prompt: all that came before was reasoning. Only the first
+        # time: once there was reasoning, another close takes back no call and no answer.
         self.reasoning = self.since_start[:-1]
         self.has_reasoning = True
         self.content, self.calls, self.body = [], [], None

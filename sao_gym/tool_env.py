@@ -28,7 +28,7 @@ from sao_gym.loops import Caller
 from sao_gym.messages import CallProblem, Message, ToolCall
 from sao_gym.protocols import Task, TaskSet
 from sao_gym.stream import Score
-from sao_gym.tools import Tool, check_call, result_text
+from sao_gym.tools import Tool, check_call, error_text, result_text, shortened
 
 AnswerGrader = Callable[[str, str], Score | Awaitable[Score]]
 
@@ -37,7 +37,8 @@ class ToolEnv(AgentEnv):
     """An agent with tools. Hand in functions and a grader, or override `grade_final`.
 
     Calls of one message run in order, one at a time, so tools may share state without locks. A blocking tool runs in
-    the thread that called `step`, or in a worker thread under `step_async`. `grader(gold, response)`, plain or `async`,
+    the thread that called `step`, or in a worker thread under `step_async`. Of a result longer than `max_result_chars`
+    the middle is left out, and the policy is told how much. `grader(gold, response)`, plain or `async`,
     judges the text of the policy's last message.
     """
 
@@ -49,8 +50,13 @@ class ToolEnv(AgentEnv):
         grader: AnswerGrader | None = None,
         max_turns: int | None = None,
         max_calls_per_turn: int = 8,
+        max_result_chars: int = 100_000,
         system_prompt: str = "",
     ) -> None:
+        if callable(tools) or isinstance(tools, str | Tool):
+            raise ConfigError(f"tools must be a list of functions, got {type(tools).__name__}; put it in a list")
+        if max_calls_per_turn < 1 or max_result_chars < 1:
+            raise ConfigError("max_calls_per_turn and max_result_chars must be at least 1")
         made = [tool if isinstance(tool, Tool) else Tool.from_function(tool) for tool in tools]
         twice = [name for name, count in Counter(tool.spec.name for tool in made).items() if count > 1]
         if twice:
@@ -58,6 +64,7 @@ class ToolEnv(AgentEnv):
         super().__init__(tasks, tools=[tool.spec for tool in made], max_turns=max_turns)
         self._tools = {tool.spec.name: tool for tool in made}
         self.grader = grader
+        self.max_result_chars = max_result_chars
         self.max_calls_per_turn = max_calls_per_turn
         self.system_prompt = system_prompt
         self.call_problems: Counter[str] = Counter()
@@ -104,8 +111,9 @@ class ToolEnv(AgentEnv):
         if checked.problem:
             return f"Error ({checked.problem}): {checked.detail}", checked.problem
         try:
-            return result_text(await call(self._tools[tool_call.name].function, **checked.arguments)), None
+            text = result_text(await call(self._tools[tool_call.name].function, **checked.arguments))
         except SaoGymError:
             raise
         except Exception as error:
-            return f"Error: {type(error).__name__}: {error}", None
+            text = f"Error: {error_text(error)}"
+        return shortened(text, self.max_result_chars), None

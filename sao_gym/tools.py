@@ -18,10 +18,14 @@ Example:
     "argument 'a' of tool 'add' must be an integer, got the string '5'"
 """
 
+import dataclasses
 import difflib
+import enum
+import functools
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -69,18 +73,19 @@ class Tool:
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, name: str | None = None) -> "Tool":
         """Read a function's hints and Google-style docstring. Raises ConfigError on a signature that has no schema."""
-        name = name or str(getattr(function, "__name__", type(function).__name__))
-        summary, argument_texts = _read_docstring(inspect.getdoc(function) or "")
-        hints = typing.get_type_hints(function)
+        bare = _bare(function)
+        name = name or str(getattr(_unbound(function), "__name__", type(function).__name__))
+        signature, hints = _read_signature(name, function, bare)
+        summary, argument_texts = _read_docstring(inspect.getdoc(bare) or inspect.getdoc(_unbound(function)) or "")
         properties: dict[str, Any] = {}
         required = []
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in signature.parameters.values():
             schema = _parameter_schema(name, parameter, hints)
             if parameter.name in argument_texts:
                 schema["description"] = argument_texts[parameter.name]
             if parameter.default is inspect.Parameter.empty:
                 required.append(parameter.name)
-            else:
+            elif _is_json(parameter.default):
                 schema["default"] = parameter.default
             properties[parameter.name] = schema
         parameters = {"type": "object", "properties": properties, "required": required}
@@ -99,7 +104,7 @@ class Tool:
             return Checked(problem=CallProblem.MISSING_ARGUMENT, detail=detail)
         unexpected = [str(key) for key in arguments if key not in properties]
         if unexpected:
-            detail = f"unexpected argument {unexpected[0]!r}; {expected}"
+            detail = f"unexpected argument {shortened(unexpected[0], 60)!r}; {expected}"
             return Checked(problem=CallProblem.UNEXPECTED_ARGUMENT, detail=detail)
         for key, value in arguments.items():
             if not _fits(value, properties[key]):
@@ -115,7 +120,8 @@ def check_call(call: ToolCall, tools: Mapping[str, Tool]) -> Checked:
         return Checked(problem=call.problem, detail=call.detail or f"the call could not be read ({call.problem})")
     tool = tools.get(call.name)
     if tool is None:
-        detail = f"unknown tool {call.name!r}; {nearest(call.name, list(tools), what='tool')}"
+        name = shortened(call.name, 60)
+        detail = f"unknown tool {name!r}; {nearest(name, list(tools), what='tool')}"
         return Checked(problem=CallProblem.UNKNOWN_TOOL, detail=detail)
     return tool.check(call.arguments)
 
@@ -130,8 +136,85 @@ def nearest(name: str, known: Sequence[str], *, what: str) -> str:
 
 
 def result_text(result: Any) -> str:
-    """A tool's return value as the model reads it: text as it is, anything else as JSON."""
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    """A tool's return value as the model reads it: text as it is, bytes as UTF-8, anything else as JSON.
+
+    Arrays, sets, enums and dataclasses are written as what they hold; what JSON cannot say at all, as Python prints it.
+    """
+    if isinstance(result, str):
+        return result
+    if isinstance(result, bytes | bytearray):
+        return result.decode(errors="replace")
+    try:
+        return json.dumps(result, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError, RecursionError):
+        return str(result)
+
+
+def error_text(error: BaseException) -> str:
+    """Kind and words of an exception, also of one whose words cannot be had."""
+    try:
+        words = str(error)
+    except Exception as second:
+        words = f"(no message: {type(second).__name__})"
+    return f"{type(error).__name__}: {words}"
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text`, or its beginning and end around a note of how many characters were left out."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}[... {len(text) - 2 * half} characters left out ...]{text[-half:]}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="replace")
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unbound(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _bare(function: Any) -> Any:
+    """The function that has the hints and the docstring: inside a partial, or an object's `__call__`."""
+    function = _unbound(function)
+    has_own = inspect.isroutine(function) or inspect.isclass(function) or not callable(function)
+    return function if has_own else function.__call__
+
+
+def _read_signature(name: str, function: Any, bare: Any) -> tuple[inspect.Signature, dict[str, Any]]:
+    if not callable(function):
+        raise ConfigError(f"a tool must be a function or a Tool, got {type(function).__name__} {_shown(function)}")
+    if not re.fullmatch(r"[\w.-]{1,64}", name):
+        raise ConfigError(f"a tool cannot be named {name!r}; use up to 64 letters, digits, '_', '-' or '.'")
+    if inspect.isgeneratorfunction(bare) or inspect.isasyncgenfunction(bare):
+        raise ConfigError(f"tool {name!r} is a generator; a tool must return its whole result")
+    try:
+        return inspect.signature(function), typing.get_type_hints(bare)
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigError(
+            f"the signature of tool {name!r} cannot be read ({error}); wrap it in a function with type hints"
+        ) from error
 
 
 def _parameter_schema(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +262,9 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
         return isinstance(value, Mapping) and all(
             isinstance(key, str) and _fits(item, inner) for key, item in value.items()
         )
-    return kind is None or _json_type(value) == kind or (kind, _json_type(value)) == ("number", "integer")
+    if (kind, _json_type(value)) == ("number", "integer"):
+        return bool(abs(value) <= sys.float_info.max)  # a larger one has no float
+    return kind is None or _json_type(value) == kind
 
 
 def _converted(value: Any, schema: Mapping[str, Any]) -> Any:

@@ -8,10 +8,15 @@ Example:
     (1, '2', 'c4adf195')
 """
 
+import base64
+import datetime
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id", "task_id", "uid"),
 }
 """Where the fields of a task are looked for, first name first."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class ListTaskSet:
@@ -100,7 +106,8 @@ def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None =
     """Tasks of a JSON lines file.
 
     `mapping` says which column holds `prompt`, `answer` and `id`; what it leaves out is looked for (see `COLUMNS`).
-    Without an id column, a hash of prompt and answer is the id. Other columns become `info`. Raises TaskFileError.
+    Without an id column, a hash of prompt and answer is the id. Other columns become `info`, as JSON has them. Raises
+    TaskFileError, also for a record without a column that `mapping` names.
     """
     path = Path(path)
     return _task_set(path, ((f"line {number}", value) for number, value in read_jsonl(path)), mapping)
@@ -145,32 +152,58 @@ def _task_set(path: Path, records: Iterable[tuple[str, Any]], mapping: Mapping[s
 def _task(path: Path, place: str, record: Any, mapping: Mapping[str, str]) -> Task:
     if not isinstance(record, dict):
         raise TaskFileError(f"{path}, {place}: expected a JSON object, got {type(record).__name__}")
-    columns = {field: _column(record, field, mapping) for field in COLUMNS}
+    columns = {field: _column(path, place, record, field, mapping) for field in COLUMNS}
     prompt_column = columns["prompt"]
     if prompt_column is None or not isinstance(record.get(prompt_column), str):
         wanted = mapping.get("prompt") or " or ".join(COLUMNS["prompt"])
+        found = "" if prompt_column is None else f" but a {type(record[prompt_column]).__name__}"
         raise TaskFileError(
-            f"{path}, {place}: no text under {wanted}; columns there: {', '.join(map(str, record)) or 'none'}. "
-            "Say which column holds what with a column mapping"
+            f"{path}, {place}: no text under {prompt_column or wanted}{found}; columns there: "
+            f"{', '.join(map(str, record)) or 'none'}. Say which column holds what with a column mapping"
         )
     prompt, answer = record[prompt_column], _text(path, place, record, columns["answer"])
     given = _text(path, place, record, columns["id"])
-    task_id = given or hashlib.sha256(f"{prompt}\x1f{answer}".encode()).hexdigest()[:16]
+    task_id = given or hashlib.sha256(f"{prompt}\x1f{answer}".encode(errors="surrogatepass")).hexdigest()[:16]
     info = {key: value for key, value in record.items() if key not in columns.values() and key != "info"}
     nested = record.get("info")
     info.update(nested if isinstance(nested, dict) else {} if nested is None else {"info": nested})
-    return Task(id=task_id, prompt=prompt, answer=answer, info=info)
+    if _HALF_CHARACTER.search(task_id):
+        raise TaskFileError(f"{path}, {place}: the id {task_id!r} holds half a character (a lone surrogate)")
+    return Task(id=task_id, prompt=prompt, answer=answer, info={key: _plain(value) for key, value in info.items()})
 
 
-def _column(record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:
-    names = (mapping[field],) if field in mapping else COLUMNS[field]
-    return next((name for name in names if name in record), None)
+def _column(path: Path, place: str, record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:
+    """The column of a field: as mapped, or the first of its names that holds something."""
+    if field in mapping:
+        if mapping[field] not in record:
+            raise TaskFileError(
+                f"{path}, {place}: the column mapping says that {field} stands under {mapping[field]!r}; columns "
+                f"there: {', '.join(map(str, record)) or 'none'}"
+            )
+        return mapping[field]
+    present = [name for name in COLUMNS[field] if name in record]
+    return next((name for name in present if record[name] is not None), present[0] if present else None)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a file as JSON has it, so that a set can be written and read back equal."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _text(path: Path, place: str, record: Mapping[str, Any], column: str | None) -> str:
     value = None if column is None else record[column]
     if value is None:
         return ""
-    if not isinstance(value, (str, int, float)):
+    if not isinstance(value, str | int | float | Decimal):
         raise TaskFileError(f"{path}, {place}: {column!r} must be text or a number, got {type(value).__name__}")
+    if not isinstance(value, str) and not math.isfinite(value):
+        raise TaskFileError(f"{path}, {place}: {column!r} must be text or a finite number, got {value}")
     return str(value)

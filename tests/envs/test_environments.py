@@ -1,5 +1,6 @@
 """What every bundled environment promises, with the real sandbox."""
 
+import copy
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from gymnasium.utils.env_checker import check_env
 import sao_gym  # noqa: F401 - tells Gymnasium the names
 from sao_gym.core import Budgets, TokenEnv
 from sao_gym.envs.python_tool import Sandboxes
-from sao_gym.errors import SandboxError
+from sao_gym.errors import ConfigError, SandboxError
 from sao_gym.jsonl import read_jsonl, write_jsonl
+from sao_gym.loops import run_blocking
 from sao_gym.messages import Message, ToolCall
 from sao_gym.own_chat import OwnChat
 from sao_gym.protocols import Generation, Task
@@ -239,6 +241,16 @@ def test_a_policy_that_kills_its_python_gets_an_observation(sandboxes: Sandboxes
     assert env.step(run("1+1"))[0][0].content == "2"
     assert env.step("\\boxed{2}")[1] == 1.0
     env.close()
+
+
+def test_an_environment_is_copied_before_its_box_runs_and_not_after(sandboxes: Sandboxes) -> None:
+    env: Any = make("arithmetic")
+    twin = copy.deepcopy(env)
+    assert twin.reset(seed=3)[1] == env.reset(seed=3)[1]
+    env.close()
+    run_blocking(run_blocking(sandboxes.lease()).close())
+    with pytest.raises(ConfigError, match="boxes that run cannot be copied or pickled"):
+        copy.deepcopy(make("arithmetic", sandboxes=sandboxes))
 
 
 def test_a_time_limit_of_gymnasiums_make_is_a_truncation_by_turns(sandboxes: Sandboxes) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sao_gym.messages import CallProblem, Message
 from sao_gym.own_chat import OwnChat
 from sao_gym.tokenizer import train_tokenizer
-from sao_gym.tool_calls import checked_call, read_call
+from sao_gym.tool_calls import Mark, Piece, checked_call, read_call, read_message
 
 TOKENIZER = train_tokenizer(['{"name": "python", "arguments": {"code": "print("}}'] * 4, vocab_size=300)
 CHAT = OwnChat(TOKENIZER)
@@ -186,3 +186,22 @@ def test_parsing_never_raises(ids: np.ndarray, is_truncated: bool) -> None:
 @given(IDS, st.booleans())
 def test_parsing_never_raises_in_ten_thousand_examples(ids: np.ndarray, is_truncated: bool) -> None:
     check(ids, is_truncated)
+
+
+def test_a_second_close_of_the_reasoning_takes_back_no_call() -> None:
+    """Code may hold `</think>` as text: once there was reasoning, it hides nothing any more."""
+    call = '{"name": "python", "arguments": {"code": "print(\'</think>\')"}}'
+    before, _, after = call.partition("</think>")
+    pieces = [
+        Piece("", Mark.THINK_OPEN),
+        Piece("hm"),
+        Piece("</think>", Mark.THINK_CLOSE),
+        Piece("<tool_call>", Mark.CALL_OPEN),
+        Piece(before),
+        Piece("</think>", Mark.THINK_CLOSE),
+        Piece(after),
+        Piece("</tool_call>", Mark.CALL_CLOSE),
+    ]
+    message = read_message(pieces)
+    assert [dict(found.arguments) for found in message.tool_calls] == [{"code": "print('</think>')"}]
+    assert (message.reasoning, message.content) == ("hm", "")

@@ -1,5 +1,7 @@
 """Task sets and their files."""
 
+import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,9 @@ def test_a_mapping_decides(tmp_path: Path) -> None:
     assert load_jsonl(path, {"prompt": "text", "id": "key"})[0] == Task(id="7", prompt="yes", info={"problem": "no"})
     with pytest.raises(ConfigError, match="unknown task field 'promt'"):
         load_jsonl(path, {"promt": "text"})
+    for field in ("answer", "id"):  # else every answer would be empty, and every score 0
+        with pytest.raises(TaskFileError, match=f"line 1: the column mapping says that {field} stands under 'gone'"):
+            load_jsonl(path, {"prompt": "text", field: "gone"})
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,9 @@ def test_a_mapping_decides(tmp_path: Path) -> None:
         ([{"text": "a"}], "line 1: no text under prompt or problem or question; columns there: text"),
         ([{"problem": 5}], "line 1: no text under"),
         ([{"problem": "a", "answer": [1]}], "line 1: 'answer' must be text or a number"),
+        ([{"problem": "a", "answer": float("nan")}], "line 1: 'answer' must be text or a finite number, got nan"),
+        ([{"prompt": [{"role": "user"}]}], "line 1: no text under prompt but a list; columns there: prompt"),
+        ([{"id": "\ud800", "problem": "a"}], "holds half a character"),
         ([{"id": "x", "problem": "a"}, {"id": "x", "problem": "b"}], "line 2: the id 'x' was given at line 1"),
     ],
 )
@@ -116,6 +124,31 @@ def test_parquet_files_are_read_and_refused_alike(tmp_path: Path) -> None:
     path.write_bytes(b"PAR0")
     with pytest.raises(TaskFileError, match="cannot read"):
         load_tasks(path)
+
+
+def test_what_only_parquet_can_hold_is_written_and_read_back_equal(tmp_path: Path) -> None:
+    row = {
+        "question": ["q"],
+        "gold": [Decimal("1.50")],
+        "when": [datetime.datetime(2020, 1, 2, 3, 4, 5)],
+        "image": [b"\xff"],
+        "nested": [{"a": [1, None], "b": Decimal("2.5")}],
+        "pairs": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+    }
+    parquet.write_table(pa.table(row), tmp_path / "t.parquet")
+    found = load_tasks(tmp_path / "t.parquet")
+    assert found[0].answer == "1.50"
+    assert found[0].info["when"] == "2020-01-02T03:04:05"
+    assert found[0].info["nested"] == {"a": [1, None], "b": "2.5"}
+    save_jsonl(tmp_path / "t.jsonl", found)
+    again = load_tasks(tmp_path / "t.jsonl")
+    assert (list(again), again.content_hash) == (list(found), found.content_hash)
+
+
+def test_a_column_of_nulls_hides_no_other_and_half_characters_have_an_id(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "t.jsonl", [{"prompt": None, "question": "\ud800", "id": None, "uid": None}])
+    (task,) = load_tasks(tmp_path / "t.jsonl")
+    assert (task.prompt, len(task.id)) == ("\ud800", 16)
 
 
 def test_mathematics_has_examples() -> None:
