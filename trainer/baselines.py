@@ -1,5 +1,8 @@
 """Advantages without a critic: one number per row, from other rows' rewards.
 
+`RowAdvantages` computes them as the configuration asks, from the rows of a whole batch in their order: the order in
+which rows enter batches is the order of arrival, so that a recorded run gives the same numbers again.
+
 Invariant: a row's own reward never enters a running mean or a leave-one-out baseline (GRPO's group mean is the one
 that includes it, as published). Each function is pure; `RunningMean` holds the one piece of state, a window per key.
 
@@ -15,13 +18,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sao_gym.errors import InvariantError
+from sao_gym.errors import ConfigError, InvariantError
+from sao_gym.trainer.config import WINDOWS, LossConfig
 
 Floats64 = npt.NDArray[np.float64]
 StdKind = Literal["population", "sample", "none"]
 
-PROMPT_WINDOW = 8
-GLOBAL_WINDOW = 128
+PROMPT_WINDOW = WINDOWS["running_mean_prompt"]
+GLOBAL_WINDOW = WINDOWS["running_mean_global"]
 
 
 class RunningMean:
@@ -97,3 +101,41 @@ def _grouped(
     order = {name: i for i, name in enumerate(dict.fromkeys(names))}
     index = np.array([order[name] for name in names], dtype=np.int64)
     return r, index, np.bincount(index)
+
+
+class RowAdvantages:
+    """One advantage per row of a batch, for every `loss.advantage` but the critic's. Running means live on in it."""
+
+    def __init__(self, config: LossConfig) -> None:
+        self.config = config
+        self._mean = RunningMean(config.window or WINDOWS.get(config.advantage, 1))
+
+    def of_batch(self, rewards: Sequence[float], tasks: Sequence[str], groups: Sequence[str]) -> Floats64:
+        """Advantages [R] of a batch's rows in their order: score, task and group of each.
+
+        Raises ConfigError where rows of a prompt are to be compared and each prompt has but one.
+        """
+        kind = self.config.advantage
+        if kind in ("group", "leave_one_out"):
+            if len(set(groups)) == len(groups):
+                raise ConfigError(
+                    f"loss.advantage = {kind} compares rows of one prompt, and this batch holds one of each; take "
+                    "trajectories that were sampled in groups"
+                )
+            return (
+                group_advantages(rewards, groups, std=self.config.group_std)
+                if kind == "group"
+                else leave_one_out(rewards, groups)
+            )
+        if kind == "global_leave_one_out":
+            return leave_one_out(rewards)
+        keys = tasks if kind == "running_mean_prompt" else [""] * len(tasks)
+        return np.array([self._mean.advantage(reward, key) for reward, key in zip(rewards, keys, strict=True)])
+
+    def state(self) -> dict[str, list[float]]:
+        """What a checkpoint needs."""
+        return self._mean.state()
+
+    def load_state(self, state: Mapping[str, Iterable[float]]) -> None:
+        """Go on from the state of a checkpoint."""
+        self._mean = RunningMean(self._mean.window, state)

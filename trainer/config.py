@@ -11,6 +11,12 @@ from sao_gym.config import InertRule, setting
 from sao_gym.errors import ConfigError
 from sao_gym.stream import Credit
 
+AdvantageKind = Literal[
+    "critic", "group", "leave_one_out", "global_leave_one_out", "running_mean_prompt", "running_mean_global"
+]
+WINDOWS = {"running_mean_prompt": 8, "running_mean_global": 128}
+"""Rewards in a running mean where `loss.window` is unset: the paper's."""
+
 
 def _at_least(section: str, minimum: float, **values: float | None) -> None:
     for name, value in values.items():
@@ -159,6 +165,21 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActorConfig(OptimizerConfig):
+    """The policy's optimiser."""
+
+    updates_per_batch: int = setting(
+        1,
+        help="optimiser steps per batch, each on its share of the rows; the policy version rises by one",
+        source="ours",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("actor.", 1, updates_per_batch=self.updates_per_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriticConfig(OptimizerConfig):
     """The value network and its schedule."""
 
@@ -191,15 +212,31 @@ class CriticConfig(OptimizerConfig):
 class LossConfig:
     """The objective: DIS on skip-observation GAE."""
 
+    advantage: AdvantageKind = setting(
+        "critic", help="critic: GAE on learnt values; the others compare rewards and have no critic", source="paper"
+    )
+    group_std: Literal["population", "sample", "none"] = setting(
+        "population", help="deviation that advantage = group divides by", source="ours"
+    )
+    window: int | None = setting(
+        None, help="rewards in a running mean; unset: 8 of a prompt, 128 of all prompts", source="ours"
+    )
     policy: Literal["dis", "ppo", "cispo", "icepop", "trm"] = setting("dis", help="policy loss", source="paper")
     eps_low: float = setting(0.3, help="keeps ratios above 1 - eps_low", source="paper")
     eps_high: float = setting(5.0, help="keeps ratios below 1 + eps_high", source="paper")
+    ratio_reference: Literal["rollout", "proximal", "synced"] = setting(
+        "rollout",
+        help="denominator of the ratio: what the engine recorded, or log-probs of the weights that the batch found "
+        "(proximal), or that were published last (synced: the same ones)",
+        source="ours",
+    )
     detach_ratio: bool = setting(True, help="no gradient through the ratio", source="ours")
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = setting(
         "token_mean", help="how token losses are averaged over the global batch", source="ours"
     )
     gamma: float = setting(1.0, help="discount per action token", source="ours")
     alpha: float = setting(1.5, help="lambda = 1 - 1/(alpha l)", source="paper")
+    fixed_lambda: float | None = setting(None, help="one lambda for all rows; unset: by length", source="ours")
     lambda_length: Literal["actions", "all_tokens", "turns"] = setting("actions", help="what l counts", source="ours")
     truncation: Literal["terminal", "bootstrap", "drop"] = setting(
         "terminal", help="how a budget's end is valued", source="ours"
@@ -209,7 +246,25 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         _at_least("loss.", 0, eps_low=self.eps_low, eps_high=self.eps_high, gamma=self.gamma)
+        _at_least("loss.", 1, window=self.window)
         _above_0("loss.", alpha=self.alpha)
+        if self.fixed_lambda is not None and not 0 <= self.fixed_lambda <= 1:
+            raise ConfigError(f"loss.fixed_lambda = {self.fixed_lambda}: give a number from 0 to 1")
+        if self.policy == "dis" and self.ratio_reference != "rollout":
+            raise ConfigError(
+                f"loss.ratio_reference = {self.ratio_reference}: DIS divides by what the engine recorded; leave it at "
+                "rollout, or take another loss.policy"
+            )
+        if self.truncation == "bootstrap" and not self.has_critic:
+            raise ConfigError(
+                f"loss.truncation = bootstrap reads the critic's values, and with loss.advantage = {self.advantage} "
+                "there is no critic; take terminal or drop"
+            )
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a value network; the arms that compare rewards make none."""
+        return self.advantage == "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +325,7 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -283,6 +338,15 @@ class TrainConfig:
                 f"batch_size = {self.batch_size} rows are no whole number of groups of group_size = {self.group_size}; "
                 "give a multiple"
             )
+        if self.batch_size % self.actor.updates_per_batch:
+            raise ConfigError(
+                f"batch_size = {self.batch_size} rows cannot be cut into actor.updates_per_batch = "
+                f"{self.actor.updates_per_batch} equal parts; give a multiple"
+            )
+        if self.loss.advantage in ("group", "leave_one_out") and self.group_size < 2:
+            raise ConfigError(
+                f"loss.advantage = {self.loss.advantage} compares rows of one prompt: give a group_size of 2 or more"
+            )
         if self.rollout.max_in_flight < self.group_size:
             raise ConfigError(
                 f"rollout.max_in_flight = {self.rollout.max_in_flight} is below group_size = {self.group_size}: the rows "
@@ -291,8 +355,42 @@ class TrainConfig:
         _at_least("", 0, steps=self.steps, seed=self.seed)
         _above_0("", deadline_s=self.deadline_s)
 
+    @property
+    def critic_only_steps(self) -> int:
+        """First batches that train the critic alone; none where there is no critic."""
+        return self.critic.only_steps if self.loss.has_critic else 0
+
+
+def _ratio_is_1(config: TrainConfig) -> bool:
+    """One update per batch, with the policy that it starts from as reference."""
+    own = config.loss.ratio_reference != "rollout" and config.loss.policy != "icepop"
+    return own and config.actor.updates_per_batch == 1
+
 
 TRAIN_RULES = (
+    *(
+        InertRule(key, lambda c: not c.loss.has_critic, "loss.advantage is not critic, so there is none")
+        for key in (
+            "critic",
+            "loss.gamma",
+            "loss.alpha",
+            "loss.fixed_lambda",
+            "loss.lambda_length",
+            "loss.credit",
+        )
+    ),
+    *(
+        InertRule(key, lambda c: c.loss.fixed_lambda is not None, "loss.fixed_lambda is the same for all rows")
+        for key in ("loss.alpha", "loss.lambda_length")
+    ),
+    InertRule("loss.group_std", lambda c: c.loss.advantage != "group", "loss.advantage is not group"),
+    InertRule("loss.window", lambda c: c.loss.advantage not in WINDOWS, "loss.advantage is no running mean"),
+    *(
+        InertRule(
+            key, _ratio_is_1, "with one update per batch and the policy itself as reference the ratio is always 1"
+        )
+        for key in ("loss.eps_low", "loss.eps_high")
+    ),
     InertRule("staleness.stale_grace_s", lambda c: c.staleness.on_stale == "wait", "staleness.on_stale is wait"),
     InertRule(
         "staleness.on_stale",
@@ -315,10 +413,17 @@ TRAIN_RULES = (
     *(
         InertRule(
             key,
-            lambda c: 0 < c.steps <= c.critic.only_steps,
+            lambda c: 0 < c.steps <= c.critic_only_steps,
             "critic.only_steps takes all of the steps, so the actor is never trained",
         )
-        for key in ("actor", "loss.policy", "loss.eps_low", "loss.eps_high", "loss.detach_ratio")
+        for key in (
+            "actor",
+            "loss.policy",
+            "loss.eps_low",
+            "loss.eps_high",
+            "loss.detach_ratio",
+            "loss.ratio_reference",
+        )
     ),
     InertRule("loss.eps_low", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
     InertRule("loss.eps_high", lambda c: c.loss.policy == "trm", "loss.policy is trm, which bounds whole rows"),
@@ -341,6 +446,7 @@ def _always(reason: str, *keys: str) -> tuple[InertRule, ...]:
 
 ROLLOUT_ONLY_RULES = _always(
     "--rollout-only trains nothing",
+    "group_size",
     "actor",
     "critic",
     "loss",

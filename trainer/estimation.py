@@ -64,7 +64,10 @@ def estimation_units(packed: Packed, bootstrap_values: Floats64, config: LossCon
         ids, bootstrap = streams, np.zeros(len(row_lengths(streams)))
         last = np.flatnonzero(np.diff(packed.row, append=-1) != 0)
         bootstrap[ids[last]] = bootstrap_values
-    lam = length_adaptive_lambda(_lambda_lengths(packed, ids, config), config.alpha)
+    if config.fixed_lambda is not None:
+        lam = np.full(len(row_lengths(ids)), config.fixed_lambda)
+    else:
+        lam = length_adaptive_lambda(_lambda_lengths(packed, ids, config), config.alpha)
     return Units(row_lengths(ids), lam, bootstrap, row_lengths(streams), bootstrap_values)
 
 

@@ -1,10 +1,11 @@
 """The learner: one collective entry, `step`, that turns a batch into new weights.
 
-    rank 0:  plan -> broadcast -> K critic passes -> advantages -> one actor step -> statistics -> rank 0
+    rank 0:  plan -> broadcast -> K critic passes -> advantages -> actor step(s) -> statistics -> rank 0
     others:  serve() waits for plans and does the same on its share
 
 The first critic pass reads the values that the advantages use (`advantage_values = pre`), then the passes train the
-critic, then the actor takes one step. The local loss is sum x world / N_global: data-parallel training averages over
+critic, then the actor takes one step, or `updates_per_batch` of them, each on its share of the rows. Arms without a
+critic get one advantage per row from the batch's rewards, computed alike on every rank. The local loss is sum x world / N_global: data-parallel training averages over
 ranks, and that is undone here (docs/paper.md row 4). Nothing else in the project touches torch.distributed.
 """
 
@@ -24,6 +25,7 @@ from sao_gym.errors import InvariantError
 from sao_gym.protocols import Clock
 from sao_gym.trainer.actor import Actor, Inputs
 from sao_gym.trainer.attention import use_packed_attention
+from sao_gym.trainer.baselines import RowAdvantages
 from sao_gym.trainer.batch import Packed
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import Critic, FreezeTable, freeze, switch_off_dropout
@@ -32,6 +34,7 @@ from sao_gym.trainer.losses import (
     ExplainedVariance,
     PolicyLoss,
     PolicyObjective,
+    TokenAccount,
     policy_loss,
     token_weights,
     value_loss,
@@ -51,12 +54,22 @@ from sao_gym.weights import ModuleWeights
 Floats64 = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorShare:
+    """What one update of the actor learns from: so many micro-batches on each rank, rows and tokens over all ranks."""
+
+    micro_batches: int
+    n_rows: int
+    n_action: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """One batch, cut for all ranks: `micro_batches[rank]` are that rank's, as many on each (empty ones at the end).
 
     `version` is the policy version that learns from it; tokens older than version - max_staleness weigh 0.
-    `actor_batches` counts batches that trained the actor before this one, `batch` counts all.
+    `actor_batches` counts batches that trained the actor before this one, `batch` counts all. `rows` are the numbers of
+    the rows in each micro-batch, and rewards, tasks and groups [n_rows] theirs, in the order of the batch.
     """
 
     batch: int
@@ -65,6 +78,11 @@ class StepPlan:
     trains_actor: bool
     n_rows: int
     micro_batches: tuple[tuple[Packed, ...], ...]
+    rows: tuple[tuple[tuple[int, ...], ...], ...]
+    updates: tuple[ActorShare, ...]
+    rewards: tuple[float, ...]
+    tasks: tuple[str, ...]
+    groups: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,19 +107,23 @@ class _Estimate:
 class Learner:
     """Actor, critic and their optimisers behind one entry.
 
-    `model` is a float32 causal language model. Seconds are read from `clock`.
+    `model` is a float32 causal language model. `critic` is None exactly where `loss.advantage` is not `critic`. Seconds
+    are read from `clock`.
     """
 
     def __init__(
-        self, config: TrainConfig, model: nn.Module, critic: Critic, accelerator: Accelerator, clock: Clock
+        self, config: TrainConfig, model: nn.Module, critic: Critic | None, accelerator: Accelerator, clock: Clock
     ) -> None:
-        if {p.dtype for p in model.parameters()} | {p.dtype for p in critic.parameters()} != {torch.float32}:
+        if (critic is not None) != config.loss.has_critic:
+            raise InvariantError(f"loss.advantage = {config.loss.advantage} and critic = {critic} do not go together")
+        networks = [model] if critic is None else [model, critic]
+        if {p.dtype for network in networks for p in network.parameters()} != {torch.float32}:
             raise InvariantError("master weights are float32: load the model and the critic as such")
         self.config = config
         self.accelerator = accelerator
         self.clock = clock
-        self.freeze_table: FreezeTable = freeze(critic, _pattern(config.critic.train))
-        for network in (model, critic.backbone):
+        self.freeze_table: FreezeTable | None = freeze(critic, _pattern(config.critic.train)) if critic else None
+        for network in [model] if critic is None else [model, critic.backbone]:
             use_packed_attention(network)
             switch_off_dropout(network)
             if config.learner.gradient_checkpointing:
@@ -111,11 +133,15 @@ class Learner:
         self.bare_critic = critic
         self.bare_actor = Actor(model)
         self.actor = accelerator.prepare_model(self.bare_actor)
-        self.critic = accelerator.prepare_model(critic)
+        self.critic: Any = accelerator.prepare_model(critic) if critic else None
         self.actor_optimizer = accelerator.prepare_optimizer(make_optimizer(model, config.actor))
-        self.critic_optimizer = accelerator.prepare_optimizer(make_optimizer(critic, config.critic))
+        self.critic_optimizer: Any = (
+            accelerator.prepare_optimizer(make_optimizer(critic, config.critic)) if critic else None
+        )
+        self.row_advantages = RowAdvantages(config.loss)
         self.actor.train()
-        self.critic.train()
+        if self.critic is not None:
+            self.critic.train()
 
     @property
     def world(self) -> int:
@@ -161,9 +187,13 @@ class Learner:
 
     def _step(self, plan: StepPlan) -> StepStatistics:
         parts = [self._part(packed, plan) for packed in plan.micro_batches[self.accelerator.process_index]]
-        stats = StepStatistics(rows=sum(part.packed.n_rows for part in parts))
+        has_critic = self.bare_critic is not None
+        stats = StepStatistics(rows=sum(part.packed.n_rows for part in parts), has_critic=has_critic)
         started = self.clock.now()
-        estimates = self._train_critic(plan, parts, stats)
+        estimates = self._train_critic(plan, parts, stats) if has_critic else self._compare_rewards(plan, parts)
+        estimates = self._whitened(estimates) if self.config.loss.whiten else estimates
+        for estimate in estimates:
+            stats.add_estimates(estimate.values, estimate.targets, estimate.advantages)
         stats.critic_s = self.clock.now() - started
         started = self.clock.now()
         if plan.trains_actor:
@@ -208,11 +238,7 @@ class Learner:
             norms = self._apply(self.critic, self.critic_optimizer, config.grad_clip, moves=moves)
             stats.critic_gradient = stats.critic_gradient or norms
         stats.critic_updates = config.updates if moves else 0
-        estimates = self._read_again(parts, estimates, stats)
-        estimates = self._whitened(estimates) if self.config.loss.whiten else estimates
-        for estimate in estimates:
-            stats.add_estimates(estimate.values, estimate.targets, estimate.advantages)
-        return estimates
+        return self._read_again(parts, estimates, stats)
 
     @torch.no_grad()
     def _read_again(self, parts: list[_Part], estimates: list[_Estimate], stats: StepStatistics) -> list[_Estimate]:
@@ -243,6 +269,16 @@ class Learner:
         advantages = policy_advantages(packed, values, units, self.config.loss)
         return _Estimate(values, critic_targets(packed, units, self.config.loss), advantages)
 
+    def _compare_rewards(self, plan: StepPlan, parts: list[_Part]) -> list[_Estimate]:
+        """Without a critic: each token has the advantage of its row, and there is no value to explain."""
+        of_rows = self.row_advantages.of_batch(plan.rewards, plan.tasks, plan.groups)
+        numbers = plan.rows[self.accelerator.process_index]
+        nothing = np.zeros(0)
+        return [
+            _Estimate(nothing, nothing, of_rows[np.array(rows, dtype=np.int64)][part.packed.row])
+            for rows, part in zip(numbers, parts, strict=True)
+        ]
+
     # -- actor
 
     def _train_actor(
@@ -250,22 +286,64 @@ class Learner:
     ) -> None:
         config = self.config.actor
         set_lr(self.actor_optimizer, config.lr * lr_multiplier(plan.actor_batches, config.lr_warmup_steps))
-        kept = 0
-        for (part, sync), estimate in zip(self._synced(self.actor, parts), estimates, strict=True):
+        references = self._references(parts)
+        before = snapshot(self.model)
+        start = 0
+        for share in plan.updates:
+            chosen = slice(start, start + share.micro_batches)
+            start += share.micro_batches
+            norms = self._update_actor(plan, share, parts[chosen], estimates[chosen], references[chosen], stats)
+            stats.actor_gradient = stats.actor_gradient or norms
+        stats.actor_update = update_size(before, self.model)
+
+    def _update_actor(
+        self,
+        plan: StepPlan,
+        share: ActorShare,
+        parts: list[_Part],
+        estimates: list[_Estimate],
+        references: list[Tensor | None],
+        stats: StepStatistics,
+    ) -> GradientNorms:
+        """One optimiser step on a share of the rows, whose loss is a mean over that share."""
+        whole, own = self._denominator(plan), self._denominator(share)
+        account = TokenAccount()
+        triples = zip(self._synced(self.actor, parts), estimates, references, strict=True)
+        for (part, sync), estimate, reference in triples:
             advantages = torch.as_tensor(estimate.advantages, device=self.accelerator.device)
             with sync:
                 logprobs, entropy = self.actor(part.inputs)
-                loss = self._policy_loss(part, logprobs, advantages)
+                loss = self._policy_loss(part, logprobs, advantages, reference, whole / own if own else 1.0)
                 self._backward(loss.loss)
-            kept += int(loss.kept.sum())
+            account += loss.account
             stats.add_policy(loss, entropy, advantages, self.world)
-        before = snapshot(self.model)
-        moves = self._sum(kept) > 0
-        stats.actor_gradient = self._apply(self.actor, self.actor_optimizer, config.grad_clip, moves=moves)
-        stats.actor_updates, stats.skipped_actor_steps = int(moves), int(not moves)
-        stats.actor_update = update_size(before, self.model)
+        moves = self._sum(account.kept) > 0
+        norms = self._apply(self.actor, self.actor_optimizer, self.config.actor.grad_clip, moves=moves)
+        stats.account_by_update += (account,)
+        stats.actor_updates += int(moves)
+        stats.skipped_actor_steps += int(not moves)
+        return norms
 
-    def _policy_loss(self, part: _Part, logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
+    def _denominator(self, of: StepPlan | ActorShare) -> float:
+        """What token weights are divided by, for a whole batch or a share of it."""
+        if self.config.loss.aggregation != "token_mean":
+            return of.n_rows
+        return of.n_action if isinstance(of, ActorShare) else sum(share.n_action for share in of.updates)
+
+    @torch.no_grad()
+    def _references(self, parts: list[_Part]) -> list[Tensor | None]:
+        """Log-probs that the ratio divides by [A] of each micro-batch; None: those that the engine recorded.
+
+        `proximal` are those of the weights that the batch found. Every batch that trains the actor is published, so the
+        weights published last (`synced`) are the same.
+        """
+        if self.config.loss.ratio_reference == "rollout":
+            return [None] * len(parts)
+        return [self.actor(part.inputs)[0] for part in parts]
+
+    def _policy_loss(
+        self, part: _Part, logprobs: Tensor, advantages: Tensor, reference: Tensor | None, scale: float
+    ) -> PolicyLoss:
         loss = self.config.loss
         objective = PolicyObjective(
             kind=loss.policy, eps_low=loss.eps_low, eps_high=loss.eps_high, detach_ratio=loss.detach_ratio
@@ -275,7 +353,8 @@ class Learner:
             logprobs,
             behavior_logprobs=torch.as_tensor(part.packed.behavior_logprobs, device=logprobs.device),
             advantages=advantages,
-            token_weights=part.weights,
+            token_weights=part.weights * scale,
+            reference_logprobs=reference,
             stale=part.stale,
             row=torch.as_tensor(part.packed.row, device=logprobs.device),
         )

@@ -46,6 +46,7 @@ class StepStatistics:
     """Sums over the action tokens of a batch. Losses are already divided by the global denominator."""
 
     rows: int = 0
+    has_critic: bool = True
     account: TokenAccount = field(default_factory=TokenAccount)
     before_passes: ExplainedVariance = field(default_factory=ExplainedVariance)
     after_passes: ExplainedVariance = field(default_factory=ExplainedVariance)
@@ -56,6 +57,7 @@ class StepStatistics:
     rejected_of_positive: int = 0
     rejected_of_negative: int = 0
     n_action: int = 0
+    account_by_update: tuple[TokenAccount, ...] = ()
     log_ratios: Floats64 = field(default_factory=_no_samples)
     weights: Floats64 = field(default_factory=_no_samples)
     critic_updates: int = 0
@@ -91,6 +93,8 @@ class StepStatistics:
         for part in parts[1:]:
             for name in _SUMMED:
                 setattr(both, name, getattr(both, name) + getattr(part, name))
+            pairs = zip(both.account_by_update, part.account_by_update, strict=True)
+            both.account_by_update = tuple(one + other for one, other in pairs)
             both.log_ratios = np.concatenate([both.log_ratios, part.log_ratios])
             both.weights = np.concatenate([both.weights, part.weights])
         return both
@@ -102,7 +106,7 @@ class StepStatistics:
         figures: dict[str, Any] = {
             "ev_pre": self.before_passes.value,
             "ev_post": self.after_passes.value,
-            "value_loss": self.value_loss,
+            "value_loss": self.value_loss if self.has_critic else None,
             "policy_loss": self.policy_loss if trained else None,
             "entropy": self.entropy_sum / self.account.total if self.account.total else None,
             "advantage_mean": self.advantage_sum / self.n_action if self.n_action else None,
@@ -112,15 +116,19 @@ class StepStatistics:
             "stale_masked": self.account.stale_masked,
             "dis_reject_low": self.account.fraction("rejected_low") if trained else None,
             "dis_reject_high": self.account.fraction("rejected_high") if trained else None,
+            "rejected_share_by_update": [
+                account.fraction("rejected_low") + account.fraction("rejected_high")
+                for account in self.account_by_update
+            ],
             "rejected_of_positive": self.rejected_of_positive,
             "rejected_of_negative": self.rejected_of_negative,
             "ratio_p50": p50,
             "ratio_p99": p99,
             "ess": effective_sample_size(torch.from_numpy(self.weights)),
-            "critic_updates": self.critic_updates,
+            "critic_updates": self.critic_updates if self.has_critic else None,
             "actor_updates": self.actor_updates,
             "actor_steps_skipped": self.skipped_actor_steps,
-            "time_critic_s": self.critic_s,
+            "time_critic_s": self.critic_s if self.has_critic else None,
             "time_actor_s": self.actor_s,
         }
         for name, gradient in (("actor", self.actor_gradient), ("critic", self.critic_gradient)):

@@ -61,6 +61,11 @@ def _explain(path: Path, uid: str, step: int | None, options: Options) -> None:
     from sao_gym.trainer.explanation import explain
 
     run = RecordedRun.open(path)
+    if not run.config.loss.has_critic:
+        raise ConfigError(
+            f"the run in {path} has no critic (loss.advantage = {run.config.loss.advantage}), and explain shows values "
+            "and what follows from them; look at its trajectories instead (docs/runs.md)"
+        )
     found = run.find(uid)
     networks = run.networks(step)
     explanation = explain(

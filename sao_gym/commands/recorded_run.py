@@ -101,7 +101,7 @@ class RecordedRun:
 
     def _trained(self, trajectory: Trajectory, step: int) -> Found:
         """A line of metrics holds the version *after* its step."""
-        trains_actor = step > self.config.critic.only_steps
+        trains_actor = step > self.config.critic_only_steps
         after = [int(record["policy_version"]) for record in self._metrics() if record["step"] == step]
         version = after[-1] - int(trains_actor) if after else trajectory.last_version or 0
         return Found(trajectory=trajectory, step=step, version=version, trains_actor=trains_actor)
@@ -110,7 +110,7 @@ class RecordedRun:
         """Explained as if the next batch held it."""
         steps = self._metrics()
         done, version = (int(steps[-1]["step"]), int(steps[-1]["policy_version"])) if steps else (0, 0)
-        trains_actor = done >= self.config.critic.only_steps
+        trains_actor = done >= self.config.critic_only_steps
         return Found(trajectory=trajectory, step=None, version=version, trains_actor=trains_actor)
 
     def _refuse_without_trajectory(self, ledger: Ledger, uid: str) -> None:

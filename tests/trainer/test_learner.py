@@ -221,7 +221,11 @@ def test_an_empty_micro_batch_changes_nothing(make_policy, make_batch, make_conf
     batch = make_batch(3)
     plan = plan_of(batch, config)
     nothing = pack([], n_action_global=sum(t.n_action for t in batch))
-    padded = replace(plan, micro_batches=((nothing, *plan.micro_batches[0], nothing),))
+    padded = replace(
+        plan,
+        micro_batches=((nothing, *plan.micro_batches[0], nothing),),
+        updates=(replace(plan.updates[0], micro_batches=len(plan.micro_batches[0]) + 2),),
+    )
     results = []
     for one in (plan, padded):
         learner = make_learner(config, make_policy("qwen3_moe"))

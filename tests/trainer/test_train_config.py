@@ -88,7 +88,7 @@ def test_every_rule_names_a_setting_and_can_be_off() -> None:
     for rule in (*TRAIN_RULES, *ROLLOUT_ONLY_RULES, *LEARN_ONLY_RULES):
         assert rule.key in schema.settings or rule.key in schema.sections
     plain = resolve(TrainConfig, rules=TRAIN_RULES)
-    assert set(plain.inert) == {"evaluation.episodes"}
+    assert set(plain.inert) == {"evaluation.episodes", "loss.group_std", "loss.window"}
     assert set(plain.origins.values()) == {Origin.PAPER, Origin.OURS}
 
 
@@ -135,3 +135,17 @@ def test_trap_23_a_dump_read_back_is_the_same_run(
 def test_out_of_range(words: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--dry-run"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--seed", "-1"),
+        ("--actor.lr", "inf"),
+        ("--actor.beta1", "1"),
+        ("--critic.beta2", "-0.1"),
+    ],
+)
+def test_numbers_that_torch_or_numpy_would_refuse_later(words: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"give "):
+        resolve(TrainConfig, overrides=words)
