@@ -42,6 +42,20 @@ def _call_record(call: ToolCall, codec: TextCodec) -> dict[str, Any]:
     return {"type": "function", "id": codec.guard(call.id), "function": function}
 
 
+def check_written(message: Message, ids: Sequence[int], codec: TextCodec) -> None:
+    """Raise ModelError if `ids` leave out what `message` says: a policy would learn to be silent there."""
+    text = _letters(codec.decode([index for index in ids if index not in codec.control_ids]))
+    parts = [("content", message.content), ("reasoning", message.reasoning or "")]
+    parts += [("call of the tool " + repr(call.name), call.name) for call in message.tool_calls if not _is_unread(call)]
+    for what, part in parts:
+        if _letters(codec.decode(codec.plain(part))) not in text:
+            raise ModelError(f"this chat family does not print the {what} of an assistant turn; use kind 'own'")
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
+
+
 def written_turn(
     message: Message,
     opening: Sequence[int],

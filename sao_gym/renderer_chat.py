@@ -26,7 +26,7 @@ from sao_gym.errors import ConfigError, ModelError
 from sao_gym.markers import MarkerReader, ReasoningCutter
 from sao_gym.messages import CallProblem, Message, ToolCall, ToolSpec
 from sao_gym.openai_format import tool_to_openai
-from sao_gym.records import QUESTION, guarded_record, written_turn
+from sao_gym.records import QUESTION, check_written, guarded_record, written_turn
 from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
 from sao_gym.tool_calls import checked_call, cut, problem_call
@@ -84,7 +84,9 @@ class RendererChat:
 
     def write(self, message: Message) -> Ids:
         """Ids that the policy would have sampled to say `message`, stop token included. Raises ModelError."""
-        return written_turn(message, self._opening, self._render, self._stops)
+        ids = written_turn(message, self._opening, self._render, self._stops)
+        check_written(message, ids.tolist(), self.codec)
+        return ids
 
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The message that sampled ids say; text that the library fails on is a call that cannot be read."""

@@ -19,7 +19,7 @@ from sao_gym.errors import ModelError
 from sao_gym.markers import MarkerReader
 from sao_gym.messages import Message, ToolCall, ToolSpec
 from sao_gym.openai_format import tool_to_openai
-from sao_gym.records import QUESTION, guarded_record, written_turn
+from sao_gym.records import QUESTION, check_written, guarded_record, written_turn
 from sao_gym.stream import Ids
 from sao_gym.text_codec import TextCodec
 
@@ -73,12 +73,14 @@ class TemplateChat:
 
     def write(self, message: Message) -> Ids:
         """Ids that the policy would have sampled to say `message`, stop token included. Raises ModelError."""
-        return written_turn(
+        ids = written_turn(
             message,
             self.prompt([QUESTION]).tolist(),
             lambda messages: self.codec.encode(self.text(messages)),
             self._stops,
         )
+        check_written(message, ids.tolist(), self.codec)
+        return ids
 
     def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
         """The message that sampled ids say; calls in the Hermes form only."""

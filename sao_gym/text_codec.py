@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from sao_gym.errors import ModelError
 from sao_gym.stream import Ids
@@ -39,6 +39,7 @@ class TextCodec:
         self.control_ids = frozenset(self.control.values())
         self._n_ids = len(tokenizer)
         self._plain = _without_added_tokens(backend)
+        self._inside = _without_added_tokens(backend, is_inside=True)
         texts = sorted(self.control, key=len, reverse=True)
         spelled = "|".join(re.escape(text) for text in texts) or r"(?!)"
         self._anywhere = re.compile(f"(?={spelled})")
@@ -81,19 +82,22 @@ class TextCodec:
         for match in self._control_pattern.finditer(clean):
             if match.start() + 1 in guarded:
                 continue
-            ids += self.plain(clean[start : match.start()])
+            ids += self._ordinary(clean[start : match.start()], self._inside if start else self._plain)
             ids.append(self.control[match.group()])
             start = match.end()
-        return ids + self.plain(clean[start:])
+        return ids + self._ordinary(clean[start:], self._inside if start else self._plain)
 
     def plain(self, text: str) -> list[int]:
-        """Ids of ordinary text; no control id, whatever it spells."""
+        """Ids of ordinary text as it stands after a control token; no control id, whatever it spells."""
+        return self._ordinary(text, self._inside)
+
+    def _ordinary(self, text: str, encoder: Tokenizer) -> list[int]:
         if not text:
             return []
-        ids = self._plain.encode(_SURROGATES.sub("\ufffd", text), add_special_tokens=False).ids
+        ids = encoder.encode(_SURROGATES.sub("\ufffd", text), add_special_tokens=False).ids
         if self.control_ids.isdisjoint(ids):
             return list(ids)
-        return [i for piece in text for i in self._plain.encode(piece, add_special_tokens=False).ids]
+        return [i for piece in text for i in encoder.encode(piece, add_special_tokens=False).ids]
 
     def join(self, parts: Iterable[str | int]) -> Ids:
         """Ids of `parts`: a string is ordinary text, an int an id as it stands. Adjacent strings merge first."""
@@ -119,15 +123,28 @@ def _control_tokens(tokenizer: Any) -> dict[str, int]:
     return {text: index for text, index in added.items() if len(text) > 1 and text.strip()}
 
 
-def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
+def _without_added_tokens(backend: Tokenizer, *, is_inside: bool = False) -> Tokenizer:
+    """`is_inside`: for text that does not begin a prompt, where some vocabularies put no space in front of it."""
     # `split_special_tokens` is not enough: it spares added tokens that are not flagged special, such as the
     # `<think>` and `<tool_call>` of Qwen3.
     plain = Tokenizer(backend.model)
     if backend.normalizer is not None:
         plain.normalizer = backend.normalizer
     if backend.pre_tokenizer is not None:
-        plain.pre_tokenizer = backend.pre_tokenizer
+        plain.pre_tokenizer = _no_first_space(backend.pre_tokenizer) if is_inside else backend.pre_tokenizer
     return plain
+
+
+def _no_first_space(pre_tokenizer: Any) -> Any:
+    if isinstance(pre_tokenizer, pre_tokenizers.Sequence):
+        return pre_tokenizers.Sequence([_no_first_space(part) for part in _parts(pre_tokenizer)])
+    if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
+        return pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
+    return pre_tokenizer
+
+
+def _parts(sequence: Any) -> Iterable[Any]:
+    return list(sequence)  # it has no length and no iterator, only positions
 
 
 def _unmark(text: str) -> tuple[str, frozenset[int]]:
