@@ -75,6 +75,12 @@ class RolloutConfig:
     wall_clock_s: float | None = setting(3600.0, help="most seconds of an episode", source="ours")
     max_in_flight: int = setting(64, help="most episodes at a time", source="ours")
     failure_retries: int = setting(3, help="tries of an episode whose infrastructure failed", source="ours")
+    failures_in_a_row: int | None = setting(
+        None, help="lost episodes in a row that end the run; unset: two batches of them, at least 8", source="ours"
+    )
+    failure_share: float = setting(
+        0.75, help="share of lost ones among the last 8 batches of episodes that ends the run; 1: never", source="ours"
+    )
 
     def __post_init__(self) -> None:
         _at_least(
@@ -86,6 +92,9 @@ class RolloutConfig:
             max_tokens_per_episode=self.max_tokens_per_episode,
         )
         _at_least("rollout.", 0, failure_retries=self.failure_retries)
+        _at_least("rollout.", 1, failures_in_a_row=self.failures_in_a_row)
+        if not 0 <= self.failure_share <= 1:
+            raise ConfigError(f"rollout.failure_share = {self.failure_share}: give a share from 0 to 1")
         _above_0("rollout.", wall_clock_s=self.wall_clock_s)
         if self.temperature <= 0:
             raise ConfigError(f"rollout.temperature = {self.temperature}: training samples, so give a number above 0")
@@ -312,7 +321,7 @@ class TrainConfig:
     steps: int = setting(1000, help="batches to train on", source="paper", alias="steps")
     batch_size: int = setting(128, help="rows per batch", source="paper", alias="batch-size")
     group_size: int = setting(
-        1, help="rollouts of a prompt that are admitted and trained together", source="ours", alias="group-size"
+        1, help="rollouts of a prompt that are admitted and trained together", source="paper", alias="group-size"
     )
     seed: int = setting(0, help="seed of prompt order, sampling and new weights", source="ours", alias="seed")
     check: bool = setting(True, help="check the run's own promises at every step", source="ours", alias="check")

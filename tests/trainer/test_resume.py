@@ -158,6 +158,36 @@ def test_an_asynchronous_run_that_was_cut(made: Path, tmp_path: Path, monkeypatc
     assert all(record["staleness_max"] <= 4 for record in metrics(path))
 
 
+@pytest.mark.parametrize("preset", ["grpo", "running_mean_global"])
+def test_an_arm_that_was_cut_is_the_unbroken_one(
+    preset: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups stay whole, members of a group differ, and running means go on from the checkpoint's."""
+    given = ["--preset", preset, "--env", f"{made / 'parity.py'}:Parity", "--model", str(made / "tiny")]
+    given += ["--batch-size", "4", "--max-tokens", "6", "--engine.context-length", "128", "--actor.lr", "1e-2"]
+    given += ["--checkpoint.every", "2", "--rollout.max-in-flight", "8", *LOCK_STEP, "--steps", "5"]
+    size = 2 if preset == "grpo" else 1
+    given += ["--group-size", str(size)] if size > 1 else []
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main([*given, "--out", str(whole)]) == 0
+    crashed(monkeypatch, 4, [*given, "--out", str(cut)])
+    assert main(["--resume", str(cut)]) == 0
+    require_one_history(cut, 5)
+    for key in ("weight_hash", "reward_mean", "advantage_mean", "policy_loss", "prompts", "actor_updates"):
+        assert [r[key] for r in metrics(cut)] == [r[key] for r in metrics(whole)], key
+    for record in metrics(whole):
+        assert (record["prompts"], record["rows"]) == (4 // size, 4)
+        assert record["value_loss"] is None
+        assert record["actor_updates"] + record["actor_steps_skipped"] == (4 if preset == "grpo" else 1)
+        assert (record["time_group_wait_s"] is None) == (size == 1)
+    for batch in history(whole).values():
+        if size > 1:
+            groups = [row.group_id for row in batch]
+            assert groups == [f"g{batch[i // size * size].uid[1:]}" for i in range(4)]
+        assert len({(row.task_id, row.attempt) for row in batch}) == 4
+    assert main(["--resume", str(whole), "--group-size", "4", "--allow-change"]) == 2, "the ledger's groups are fixed"
+
+
 def test_both_optimisers_come_back(made: Path, tmp_path: Path) -> None:
     path = tmp_path / "r"
     assert main(words(made, "--steps", "4", "--out", str(path))) == 0

@@ -12,6 +12,8 @@ from sao_gym.errors import ConfigError
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
 LOCK_STEP = ("--staleness.max-staleness", "0")
+GROUPS = ("--loss.advantage", "global_leave_one_out")
+OWN = ("--loss.policy", "ppo", "--loss.ratio-reference", "proximal")
 INERT = [
     (LOCK_STEP, "staleness.stale_grace_s", "5", "staleness.max_staleness is 0"),
     (LOCK_STEP, "staleness.on_stale", "drop", "staleness.max_staleness is 0"),
@@ -24,6 +26,13 @@ INERT = [
     (("--env.options.tasks", "a.jsonl"), "env.tasks", "b.jsonl", "env.options.tasks already gives the tasks"),
     (("--model.chat", "template"), "model.describe_tools", "false", "model.chat is not our own template"),
     (("--model.chat", "renderer"), "model.describe_tools", "false", "model.chat is not our own template"),
+    (GROUPS, "critic.lr", "1e-4", "loss.advantage is not critic"),
+    (GROUPS, "critic.init", "cold", "loss.advantage is not critic"),
+    (GROUPS, "loss.alpha", "2", "loss.advantage is not critic"),
+    (GROUPS, "loss.credit", "local", "loss.advantage is not critic"),
+    (("--loss.fixed-lambda", "0.9"), "loss.alpha", "2", "loss.fixed_lambda is the same for all rows"),
+    (OWN, "loss.eps_high", "0.3", "with one update per batch and the policy itself as reference"),
+    (("--rollout-only",), "group_size", "2", "--rollout-only trains nothing"),
     ((), "evaluation.episodes", "64", "neither evaluation.every nor evaluation.at_ends"),
     (("--steps", "10"), "actor.lr", "1e-4", "critic.only_steps takes all of the steps"),
     (("--steps", "10"), "actor.grad_clip", "2", "critic.only_steps takes all of the steps"),
@@ -52,7 +61,7 @@ def test_cf_03_a_key_that_nothing_would_read(
     shown = capsys.readouterr()
     assert shown.err == ""
     section, _, name = key.rpartition(".")
-    lines = shown.out.split(f"[{section}]\n")[1].split("\n\n")[0].splitlines()
+    lines = (shown.out.split(f"[{section}]\n")[1] if section else shown.out).split("\n\n")[0].splitlines()
     assert f"inert: {reason}" in next(line for line in lines if line.startswith(f"{name} = "))
 
 
@@ -118,6 +127,16 @@ def test_trap_23_a_dump_read_back_is_the_same_run(
         (("--staleness.max-staleness", "-1"), "staleness.max_staleness = -1: give at least 0"),
         (("--staleness.max_stalenes", "1"), "Did you mean staleness.max_staleness or staleness.on_stale?"),
         (("--stale-grace-s", "1"), "Did you mean staleness.stale_grace_s?"),
+        (("--group-size", "0"), "group_size = 0: give at least 1"),
+        (("--group-size", "3"), "batch_size = 128 rows are no whole number of groups of group_size = 3"),
+        (("--group-size", "128"), "rollout.max_in_flight = 64 is below group_size = 128"),
+        (("--loss.advantage", "group"), "loss.advantage = group compares rows of one prompt: give a group_size of 2"),
+        (("--loss.advantage", "leave_one_out"), "loss.advantage = leave_one_out compares rows"),
+        (("--loss.window", "0", "--loss.advantage", "running_mean_global"), "loss.window = 0: give at least 1"),
+        (("--loss.ratio-reference", "proximal"), "DIS divides by what the engine recorded"),
+        (("--loss.fixed-lambda", "2"), "loss.fixed_lambda = 2.0: give a number from 0 to 1"),
+        (("--actor.updates-per-batch", "3"), "batch_size = 128 rows cannot be cut into actor.updates_per_batch = 3"),
+        ((*GROUPS, "--loss.truncation", "bootstrap"), "loss.truncation = bootstrap reads the critic's values"),
         (("--critic.updates", "0"), "critic.updates = 0: give at least 1"),
         (("--rollout.max-in-flight", "0"), "rollout.max_in_flight = 0: give at least 1"),
         (("--actor.grad-clip", "0"), "grad_clip = 0.0: give a number above 0, or null"),
