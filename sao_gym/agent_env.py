@@ -36,6 +36,7 @@ from sao_gym.tools import error_text
 
 Step = tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]
 ResetOptions = ("task", "task_id")
+RESERVED_INFO = ("turn", "score", "truncation_reason")
 
 
 @runtime_checkable
@@ -57,6 +58,11 @@ class Reply:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        taken = next((key for key in RESERVED_INFO if key in self.info), None)
+        if taken is not None:
+            raise ConfigError(
+                f"the info of a Reply cannot say {taken!r}: the environment itself does; choose another key"
+            )
         object.__setattr__(self, "messages", as_messages(self.messages, "the messages of a Reply"))
         if not hasattr(self.reward, "__float__"):
             raise ConfigError(f"the reward of a Reply must be a number, got {type(self.reward).__name__}")
@@ -286,7 +292,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
             raise
         except Exception as error:
             raise GradingError(f"the grader raised {error_text(error)}") from error
-        score = _as_score(given)
+        score = _as_score(given, self.turn)
         if score is not None:
             if self._rewards:
                 self._rewards[-1] += score.value - sum(self._rewards)
@@ -322,13 +328,21 @@ def _check_tasks(name: str, tasks: Any) -> None:
             raise ConfigError(f"{name} takes a list of Tasks, got one that holds a {type(wrong).__name__}")
 
 
-def _as_score(given: Any) -> Score | None:
+def _as_score(given: Any, turns: int) -> Score | None:
     if given is not None and not isinstance(given, Score):
         raise ConfigError(
             f"a grader must return a Score(value=..., passed=...), got {type(given).__name__} {repr(given)[:60]}"
         )
-    if given is not None and not math.isfinite(given.value):
+    if given is None:
+        return None
+    if not hasattr(given.value, "__float__") or not isinstance(given.detail, str):
+        raise ConfigError(f"a Score has a number as value and text as detail, got {given.value!r} and {given.detail!r}")
+    if not math.isfinite(given.value):
         raise GradingError(f"the grader gave the score {given.value}; a score must be finite")
+    if given.per_action and len(given.per_action) != turns:
+        raise GradingError(f"the grader gave {len(given.per_action)} shares for {turns} actions; give one per action")
+    if given.per_action and abs(sum(given.per_action) - given.value) > 1e-6:
+        raise GradingError(f"the grader's shares sum to {sum(given.per_action)}, its score's value is {given.value}")
     return given
 
 

@@ -43,6 +43,10 @@ class Budgets:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            kinds = (int, float) if field.name == "wall_clock_s" else (int,)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value != value):
+                wanted = "a number" if float in kinds else "a whole number"
+                raise ConfigError(f"{field.name} must be {wanted}, or none for no limit; got {value!r}")
             if value is not None and value <= 0:
                 raise ConfigError(f"{field.name} must be above 0, or none for no limit; got {value}")
 

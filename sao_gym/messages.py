@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from sao_gym.errors import ConfigError
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -76,6 +78,10 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     is_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise ConfigError(f"the content of a Message must be text, got {type(self.content).__name__}")
 
     @classmethod
     def system(cls, content: str) -> "Message":

@@ -37,7 +37,7 @@ def message_from_openai(record: Mapping[str, Any]) -> Message:
         role=role,
         content=_content(record.get("content")),
         reasoning=_text(record, "reasoning_content") or _text(record, "reasoning"),
-        tool_calls=tuple(_call(item, index) for index, item in enumerate(record.get("tool_calls") or ())),
+        tool_calls=_calls(record.get("tool_calls")),
         tool_call_id=_text(record, "tool_call_id"),
         name=_text(record, "name"),
     )
@@ -69,11 +69,11 @@ def tool_from_openai(record: Mapping[str, Any]) -> ToolSpec:
     function = record.get("function", record) if isinstance(record, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigError(f"a tool must be a function with a name, got {record!r}")
-    return ToolSpec(
-        name=function["name"],
-        description=function.get("description") or "",
-        parameters=function.get("parameters") or {"type": "object", "properties": {}},
-    )
+    description = function.get("description") or ""
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(description, str) or not isinstance(parameters, Mapping):
+        raise ConfigError(f"tool {function['name']!r} needs text as description and a JSON schema as parameters")
+    return ToolSpec(name=function["name"], description=description, parameters=parameters)
 
 
 def _text(record: Mapping[str, Any], key: str) -> str | None:
@@ -100,12 +100,18 @@ def _part(part: Any) -> str:
     return text
 
 
+def _calls(given: Any) -> tuple[ToolCall, ...]:
+    if given is not None and not isinstance(given, list | tuple):
+        raise ConfigError(f"tool_calls must be a list, got {type(given).__name__}")
+    return tuple(_call(item, index) for index, item in enumerate(given or ()))
+
+
 def _call(record: Any, index: int) -> ToolCall:
     function = record.get("function") if isinstance(record, Mapping) else None
     if not isinstance(function, Mapping):
         raise ConfigError(f"tool call {index} must be an object with a function, got {record!r}")
     name, arguments = function.get("name"), function.get("arguments")
-    shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
     raw = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {shown or "{}"}}}'
     given = {} if arguments in (None, "") else arguments
     return checked_call(name, given, raw, str(record.get("id") or f"call_{index}"))

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from sao_gym.errors import ConfigError
 from sao_gym.messages import Message, ToolSpec
 from sao_gym.stream import Floats, Ids, Score, StopReason, Trajectory
 
@@ -167,6 +168,12 @@ class Task:
     prompt: str
     answer: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("id", "prompt", "answer"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise ConfigError(f"the {name} of a Task must be text, got {type(value).__name__} {value!r}")
 
 
 class TaskSet(Protocol):

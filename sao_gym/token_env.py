@@ -241,7 +241,8 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
     async def _end(self, call: Caller, outcome: Outcome, info: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
         """Record outcome and score. Returns the last info, and what the last action earns beyond its step's reward."""
         episode, agent, extra = self._episode, self._agent, 0.0
-        score: Score | None = info.get("score")
+        given = info.get("score")
+        score = given if isinstance(given, Score) else None  # what others call a score is none of ours
         if "score" not in info and agent is not None:
             paid = agent.episode_return
             score = await call(agent.finish_async if call is offload else agent.finish, outcome.reason or "")

@@ -17,11 +17,12 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from sao_gym.chat import make_chat
-from sao_gym.core import AgentEnv, Reply, TokenEnv, ToolEnv
+from sao_gym.core import AgentEnv, Budgets, Reply, TokenEnv, ToolEnv
 from sao_gym.demonstrations import read_conversations
 from sao_gym.errors import ConfigError, GradingError, RegistryError, SaoGymError, TaskFileError
 from sao_gym.jsonl import write_jsonl
 from sao_gym.messages import Message, ToolCall
+from sao_gym.openai_format import message_from_openai, tool_from_openai
 from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.protocols import Task
 from sao_gym.registry import make
@@ -247,6 +248,17 @@ class Says(AgentEnv):
         (Says(Reply, opening=({"role": "user"},)), ConfigError, "got tuple of dict"),
         (ToolEnv([TASK], grader=lambda gold, said: 1.0), ConfigError, "must return a Score"),  # type: ignore[arg-type,return-value]
         (ToolEnv([TASK], grader=lambda gold, said: Score(value=float("nan"), passed=True)), GradingError, "score nan"),
+        (ToolEnv([TASK], grader=lambda gold, said: Score(value="1", passed=True)), ConfigError, "number as value"),  # type: ignore[arg-type]
+        (
+            ToolEnv([TASK], grader=lambda gold, said: Score(value=1.0, passed=True, per_action=(0.5, 0.5))),
+            GradingError,
+            "2 shares for 1 actions",
+        ),
+        (
+            ToolEnv([TASK], grader=lambda gold, said: Score(value=1.0, passed=True, per_action=(0.5,))),
+            GradingError,
+            "shares sum to 0.5",
+        ),
         (ToolEnv([TASK], grader=lambda gold, said: sys.exit(1)), GradingError, "raised SystemExit(1)"),
         (ToolEnv([TASK], grader=lambda gold, said: next(iter([]))), GradingError, "raised StopIteration"),
     ],
@@ -274,6 +286,14 @@ def test_a_list_of_messages_and_numpys_numbers_are_a_reply() -> None:
         (lambda: ToolEnv([TASK], max_turns="3"), "whole number"),  # type: ignore[arg-type]
         (lambda: ToolEnv([TASK], tools=half), "put it in a list"),  # type: ignore[arg-type]
         (lambda: ToolEnv([TASK], max_calls_per_turn=0), "at least 1"),
+        (lambda: Task(id="t", prompt="2+2?", answer=4), "the answer of a Task must be text, got int 4"),  # type: ignore[arg-type]
+        (lambda: Message(role="assistant", content=None), "must be text, got NoneType"),  # type: ignore[arg-type]
+        (lambda: Reply(info={"score": 0.5}), "cannot say 'score'"),
+        (lambda: Budgets(max_turns=1.5), "max_turns must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Budgets(max_turns="3"), "max_turns must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Budgets(wall_clock_s=float("nan")), "wall_clock_s must be a number"),
+        (lambda: message_from_openai({"role": "assistant", "tool_calls": 5}), "tool_calls must be a list, got int"),
+        (lambda: tool_from_openai({"name": "f", "parameters": "x"}), "a JSON schema as parameters"),
     ],
 )
 def test_arguments_of_an_environment_are_looked_at(made: Callable[[], Any], words: str) -> None:
