@@ -4,14 +4,16 @@
     python benchmarks/async_vs_sync.py --start runs/start --out runs/async_vs_sync [--full]
 
 Every episode of the arithmetic environment really waits once, lognormally, the 99th percentile 50 times the median
-(`waiting_arithmetic.py`). Each arm trains for a fixed wall-clock time: `sync` (max_staleness 0), `grpo` (groups of 8
-behind the same barrier), `one_step_off` (max_staleness 1, wait), and max_staleness m with `wait` and `mask`.
+(`waiting_arithmetic.py`). Each arm trains for a fixed wall-clock time: `sync` (max_staleness 0), `grpo` (the preset in
+small: groups of 8 behind the same barrier, no critic), `one_step_off` (max_staleness 1, wait), and max_staleness m with
+`wait` and `mask`.
 
-An arm's figures are over the time between the end of its last warm-up batch (those that train the critic alone, then
-m more, so that rows which lay ready from the start are gone) and the end of its last batch. Learner idle: the share of it spent waiting for a batch. Rollout idle: episode places (the most that ever
-ran at once in that arm) that stood empty. Speed-up: trajectories per second over those of `grpo`. Reward at equal
-samples: mean reward of the last batches up to the number of batches that every arm reached; its interval is over
-seeds, over rows with one seed. Equal wall-clock: `--seconds` after the end of the first batch. `--budget-minutes` ends the run before a round of seeds that would not fit any more.
+An arm's figures are over the time between the end of its last warm-up batch (those that train the critic alone, then m
+more, so that rows which lay ready from the start are gone) and the end of its last batch. Learner idle: the share of it
+spent waiting for a batch. Rollout idle: episode places (the most that ever ran at once in that arm) that stood empty.
+Speed-up: trajectories per second over those of `grpo`. Reward at equal samples: mean reward of the last batches up to
+the number of batches that every arm reached; its interval is over seeds, over rows with one seed. Equal wall-clock:
+`--seconds` after the end of the first batch. No round of seeds begins that would not fit into `--budget-minutes`.
 """
 
 import argparse
@@ -25,6 +27,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from contention import Shares, measure
 
 from sao_gym.commands.composition import Run, new_folder, opened
 from sao_gym.commands.presets import TRAIN_PRESETS
@@ -60,12 +64,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to schedule: name, settings, batches of warm-up; `patience` stretches its share of time."""
+    """One way to train: name, settings, batches of warm-up; `patience` stretches its share of time."""
 
     name: str
     settings: tuple[str, ...]
     warm_up: int = 0
     patience: float = 1.0
+    has_critic: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Trace:
     env_s: float = 0.0
     turns: float = 0.0
     tokens: float = 0.0
+    shares: Shares = field(default_factory=Shares)
 
     def window(self) -> list[Step]:
         """The steps that count; the first of them only marks the beginning."""
@@ -116,10 +122,10 @@ class TimeIsUpError(Exception):
 def arms_of(full: bool) -> list[Arm]:
     """The arms, the barriers first. `one_step_off` is m = 1 with `wait`."""
     arms = [
-        Arm("sync", m_settings(0), patience=2.0),
-        Arm("grpo", grpo_settings(), patience=2.0),
-        Arm("one_step_off", m_settings(1, "wait"), warm_up=1, patience=1.5),
-        Arm("m1_mask", m_settings(1, "mask"), warm_up=1, patience=1.5),
+        Arm("sync", m_settings(0), patience=3.0),
+        Arm("grpo", grpo_settings(), patience=3.0, has_critic=False),
+        Arm("one_step_off", m_settings(1, "wait"), warm_up=1, patience=2.0),
+        Arm("m1_mask", m_settings(1, "mask"), warm_up=1, patience=2.0),
     ]
     for m in (2, 4, 8, 16) if full else (2, 4, 8):
         arms += [Arm(f"m{m}_{how}", m_settings(m, how), warm_up=m) for how in ("wait", "mask")]
@@ -137,8 +143,10 @@ def m_settings(m: int, on_stale: str = "wait") -> tuple[str, ...]:
 
 
 def grpo_settings() -> tuple[str, ...]:
-    """Whole groups of 8 behind the synchronous barrier."""
-    return (*m_settings(0), "--group-size", "8")
+    """Preset `grpo` in small: whole groups of 8 behind the synchronous barrier, Clip-Higher, no critic."""
+    clip = ("--loss.policy", "ppo", "--loss.eps-low", "0.2", "--loss.eps-high", "0.28")
+    reference = ("--loss.ratio-reference", "proximal", "--actor.updates-per-batch", "4")
+    return (*m_settings(0), "--group-size", "8", "--loss.advantage", "group", *clip, *reference)
 
 
 def configured(load: Load, arm: Arm, seed: int) -> Any:
@@ -147,7 +155,8 @@ def configured(load: Load, arm: Arm, seed: int) -> Any:
     words = [
         *("--model", str(load.start), "--seed", str(seed), "--steps", "1000000"),
         *("--batch-size", str(load.batch), "--env", ENVIRONMENT, "--env.options", json.dumps(options)),
-        *("--rollout.max-in-flight", str(load.in_flight), "--critic.only-steps", str(load.critic_only)),
+        *("--rollout.max-in-flight", str(load.in_flight)),
+        *(("--critic.only-steps", str(load.critic_only)) if arm.has_critic else ()),
         *("--engine.slots", str(SLOTS)),
         *("--checkpoint.every", "1000000", "--evaluation.at-ends", "false"),
         *arm.settings,
@@ -173,6 +182,8 @@ def run_arm(load: Load, arm: Arm, seed: int) -> Trace:
 
         with watched(run, trace, started), suppress(TimeIsUpError):
             Training(run.parts, run.state, on_step=on_step).run()
+        if arm.name == "sync":
+            trace.shares = measure(run, path / "trajectories")
     read_timings(path, trace)
     return trace
 
@@ -245,6 +256,8 @@ class Figures:
     env_s: float
     turns: float
     tokens: float
+    learner_share: float
+    engine_share: float
 
 
 def figures_of(trace: Trace) -> Figures:
@@ -272,6 +285,8 @@ def figures_of(trace: Trace) -> Figures:
         env_s=trace.env_s,
         turns=trace.turns,
         tokens=trace.tokens,
+        learner_share=trace.shares.learner,
+        engine_share=trace.shares.engine,
     )
 
 
@@ -440,18 +455,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", type=Path, required=True, help="policy that every arm starts from")
     parser.add_argument("--out", type=Path, required=True, help="new folder for runs, front.png and front.json")
-    parser.add_argument("--full", action="store_true", help="five seeds, longer arms, also m = 16; about two hours")
+    parser.add_argument("--full", action="store_true", help="five seeds, longer arms, also m = 16; two to three hours")
     parser.add_argument("--seconds", type=float, help="training time of an asynchronous arm")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--budget-minutes", type=float)
     parser.add_argument("--arms", help="names, comma-separated; default: all")
-    parser.add_argument("--median-s", type=float, default=0.05, help="median wait of an episode")
+    parser.add_argument("--median-s", type=float, default=0.1, help="median wait of an episode")
     parser.add_argument("--batch", type=int, default=32)
     given = parser.parse_args()
     load = Load(
         start=given.start,
         out=given.out,
-        seconds=given.seconds or (90.0 if given.full else 30.0),
+        seconds=given.seconds or (90.0 if given.full else 25.0),
         batch=given.batch,
         median_s=given.median_s,
         tail=50.0,

@@ -7,8 +7,8 @@ Episodes wait lognormally, the 99th percentile 50 times the median. Four sweeps:
 `wait` and `mask`, and all three sizes together; then the advice that follows from them.
 
 `--measured` takes the figures of `async_vs_sync.py`: durations are fitted on its synchronous arm alone (seconds a token,
-a batch and a publication take, tokens and turns of an episode), the other arms are predicted, and compared. What cannot
-be seen in that arm is assumed: engine and learner share one process, so each runs at half speed while both are busy.
+a batch and a publication take, tokens and turns of an episode, and how much learner and engine slow each other, which
+is measured once that arm has ended), the other arms are predicted, and compared.
 """
 
 import argparse
@@ -61,12 +61,12 @@ def show(title: str, runs: Sequence[Run]) -> None:
 
 
 def sweep_environments(full: bool) -> list[Run]:
-    counts = (10, 30, 100, 200, 300, 1000, 3000, 10000) if full else (10, 100, 200, 300, 1000, 10000)
+    counts = (10, 20, 30, 60, 100, 200, 300, 1000, 3000, 10000) if full else (10, 30, 60, 100, 300, 1000, 10000)
     return [simulate(MACHINE, replace(LOAD, environments=count)) for count in counts]
 
 
 def sweep_engines(full: bool) -> list[Run]:
-    counts = (1, 2, 3, 4, 8, 32, 128, 512) if full else (1, 2, 4, 32, 512)
+    counts = (1, 2, 3, 4, 8, 32, 128, 512) if full else (1, 2, 3, 4, 32, 512)
     slow = replace(MACHINE, slots=16)
     return [simulate(replace(slow, engines=count), LOAD) for count in counts]
 
@@ -81,7 +81,7 @@ def sweep_bounds(full: bool) -> list[Run]:
 
 def sweep_sizes(full: bool) -> list[Run]:
     """Everything grows together: a batch for four environments' worth, an engine for sixteen rows of it."""
-    sizes = (100, 1000, 4000, 10000) if full else (100, 400)
+    sizes = (100, 400, 1000, 4000, 10000) if full else (100, 400, 1000)
     few = replace(LOAD, batches=4)
     return [
         simulate(
@@ -96,6 +96,11 @@ def enough(runs: Sequence[Run]) -> Run:
     """The first run of a sweep whose throughput is within 5 % of the best."""
     best = max(run.result.trajectories_per_s for run in runs)
     return next(run for run in runs if run.result.trajectories_per_s >= NEAR_BEST * best)
+
+
+def is_bound_kept(runs: Sequence[Run]) -> bool:
+    """Whether no run with `wait` handed out a token that was too old; those of `mask` are counted, not hidden."""
+    return all(run.result.masked_share == 0.0 for run in runs if run.load.on_stale == "wait")
 
 
 def advice(environments: Sequence[Run], engines: Sequence[Run], bounds: Sequence[Run]) -> dict[str, Any]:
@@ -157,7 +162,8 @@ def fitted(measured: dict[str, Any]) -> tuple[Machine, Load]:
         token_s=mean("engine_s") / mean("tokens"),
         lag_s=mean("publish_s"),
         learn_s=mean("learn_s"),
-        one_process=True,
+        learner_share=mean("learner_share"),
+        engine_share=mean("engine_share"),
     )
     load = Load(
         environments=measured["in_flight"],
@@ -228,9 +234,7 @@ def main() -> None:
         show("the bound m", bounds)
         show("everything together", sizes)
         line["advice"] = advice(environments, engines, bounds)
-        line["bound_kept"] = all(
-            run.result.staleness_max <= run.load.max_staleness for run in (*environments, *engines, *bounds, *sizes)
-        )
+        line["bound_kept"] = is_bound_kept((*environments, *engines, *bounds, *sizes))
         say(line["advice"])
     if given.measured:
         found = predict(json.loads(given.measured.read_text(encoding="utf-8")))

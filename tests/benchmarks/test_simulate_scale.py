@@ -51,6 +51,14 @@ def test_advice_names_the_least_that_is_enough() -> None:
     assert found["masked_share"] == 0.02
 
 
+def test_a_token_that_is_too_old_under_wait_breaks_the_bound() -> None:
+    mask = simulation.Run(scale.Machine(), scale.Load(on_stale="mask"), result(1.0, masked=0.1))
+    kept = simulation.Run(scale.Machine(), scale.Load(on_stale="wait"), result(1.0))
+    broken = simulation.Run(scale.Machine(), scale.Load(on_stale="wait"), result(1.0, masked=0.001))
+    assert simulation.is_bound_kept([mask, kept])
+    assert not simulation.is_bound_kept([mask, kept, broken])
+
+
 @pytest.mark.parametrize(
     ("arm", "m", "how", "group"),
     [
@@ -78,6 +86,7 @@ def test_arms_of_the_measurement_are_known_to_the_simulation() -> None:
 
 def made_up_measurement(arms: dict[str, float]) -> dict[str, Any]:
     sync = {"arm": "sync", "engine_s": 0.2, "tokens": 20.0, "publish_s": 0.02, "learn_s": 0.5, "turns": 2.6}
+    sync |= {"learner_share": 0.8, "engine_share": 0.7}
     wrong = dict.fromkeys(sync, 1e6) | {"arm": "m4_mask"}
     points = [{"arm": arm, "trajectories_per_s": speed, "learner_idle": 0.0} for arm, speed in arms.items()]
     return {
@@ -94,7 +103,9 @@ def made_up_measurement(arms: dict[str, float]) -> dict[str, Any]:
 
 def test_only_the_synchronous_arm_is_fitted() -> None:
     machine, load = simulation.fitted(made_up_measurement({}))
-    assert machine == scale.Machine(engines=1, slots=32, token_s=0.01, lag_s=0.02, learn_s=0.5, one_process=True)
+    assert machine == scale.Machine(
+        engines=1, slots=32, token_s=0.01, lag_s=0.02, learn_s=0.5, learner_share=0.8, engine_share=0.7
+    )
     assert (load.environments, load.batch, load.turns, load.waits, load.tokens) == (64, 8, 3, 1, 20.0)
 
 
