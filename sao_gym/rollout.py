@@ -17,16 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 
 from sao_gym.budgets import Budgets
 from sao_gym.errors import EngineError, EpisodeError, InvariantError, UserError
 from sao_gym.messages import Message
-from sao_gym.protocols import Chat, Clock, Engine, Sampling, Task, request_seed
+from sao_gym.protocols import Chat, Clock, Engine, Generation, Sampling, Task, request_seed
 from sao_gym.stream import Outcome, Trajectory, TruncationReason
 from sao_gym.token_env import TokenEnv
 
 T = TypeVar("T")
 GRADING_S = 300.0
+POISONED = "poisoned_output"
 _RESET_CALL = -1
 _log = logging.getLogger(__name__)
 
@@ -93,9 +95,17 @@ async def white_box(
         _log.warning("episode %s of task %s failed", episode.uid, episode.task.id, exc_info=error)
         outcome = Outcome.error(type(error).__name__)
     finally:
-        await engine.end_session(episode.uid)
+        await _end_session(engine, episode.uid)
     seconds = {"episode_s": clock.now() - start, "engine_s": progress.engine_s, "env_s": progress.env_s}
     return _record(env, episode, outcome, admitted, seconds, is_begun=progress.is_begun)
+
+
+async def _end_session(engine: Engine, uid: str) -> None:
+    """An engine that is gone holds no session either."""
+    try:
+        await engine.end_session(uid)
+    except EngineError as error:
+        _log.warning("the engine kept the session of episode %s: %s", uid, error)
 
 
 async def _drive(
@@ -123,6 +133,7 @@ async def _drive(
             seed=episode.seed(call),
         )
         generation = await engine.generate(env.token_ids, request, episode.uid)
+        require_sound(generation, request)
         if call == 0 and len(generation.versions):
             on_version(int(generation.versions[0]))
         after = progress.clock.now()
@@ -131,6 +142,27 @@ async def _drive(
         progress.env_s += progress.clock.now() - after
         call += 1
     return True
+
+
+def require_sound(generation: Generation, request: Sampling) -> None:
+    """Raise EngineError of kind `poisoned_output` for arrays that cannot be what was sampled: nothing may learn from it."""
+    ids, logprobs, versions = (np.asarray(x) for x in (generation.token_ids, generation.logprobs, generation.versions))
+    n = len(ids)
+    wrong = None
+    if not ids.shape == logprobs.shape == versions.shape == (n,):
+        wrong = f"{len(ids)} ids, {len(logprobs)} log-probs and {len(versions)} versions"
+    elif not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
+        wrong = "log-probs that are not finite, or above 0"
+    elif (ids < 0).any() or (versions < 0).any() or (np.diff(versions) < 0).any():
+        wrong = "ids below 0, or versions that fall"
+    elif n > request.max_tokens:
+        wrong = f"{n} tokens where {request.max_tokens} were asked for"
+    elif generation.temperature != request.temperature:
+        wrong = f"temperature {generation.temperature} where {request.temperature} was asked for"
+    elif any(len(extra) != n for extra in generation.extras.values()):
+        wrong = f"extras that do not have one entry for each of {n} tokens"
+    if wrong:
+        raise EngineError(f"the engine answered with {wrong}", kind=POISONED)
 
 
 def _record(

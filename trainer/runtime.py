@@ -39,6 +39,7 @@ class RuntimeOptions:
     group_size: int = 1
     max_in_flight: int = 64
     failure_retries: int = 3
+    failures_in_a_row: int | None = None
     on_stale: OnStale = "mask"
     stale_grace_s: float = 60.0
     drop_truncated: bool = False
@@ -421,7 +422,7 @@ class Runtime:
 
     def _count_failure(self, reason: str) -> None:
         self._failures_in_a_row += 1
-        limit = max(8, 2 * self.rule.batch_rows)
+        limit = self._options.failures_in_a_row or max(8, 2 * self.rule.batch_rows)
         if self._failures_in_a_row >= limit:
             raise EpisodesFailedError(
                 f"{limit} episodes in a row were lost, the last one to {reason!r}; the environment or its sandbox is "

@@ -36,6 +36,7 @@ from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimize
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
 from sao_gym.trainer.events import EVENTS, EventLog, PartFiles, recorded
+from sao_gym.trainer.failures import ErrorBudget
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.loop import CHECKPOINTS, Parts, row_uid
 from sao_gym.trainer.metrics import HISTOGRAMS
@@ -243,6 +244,7 @@ def _runtime(
     events: EventLog,
 ) -> Runtime:
     sampling = training_sampling(config.rollout, engine)
+    budget = ErrorBudget(share=config.rollout.failure_share, window=max(32, 8 * config.batch_size))
 
     async def run_episode(row: LedgerRow, task: Task, on_version: Any) -> Trajectory:
         episode = Episode(
@@ -254,7 +256,9 @@ def _runtime(
             group_id=None if row.group is None else f"g{row.group}",
         )
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
-            return done(await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version))
+            made = await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
+        budget.note(done(made).outcome)
+        return made
 
     return Runtime(
         ledger=ledger,
@@ -269,6 +273,7 @@ def _runtime(
             group_size=config.group_size,
             max_in_flight=config.rollout.max_in_flight,
             failure_retries=config.rollout.failure_retries,
+            failures_in_a_row=config.rollout.failures_in_a_row,
             on_stale=config.staleness.on_stale,
             stale_grace_s=config.staleness.stale_grace_s,
             drop_truncated=config.loss.truncation == "drop",
