@@ -9,6 +9,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ class Given:
 def read_file(schema: Schema, path: Path, origin: Origin) -> list[Given]:
     """Settings of a TOML file. Raises ConfigError if it cannot be read, or holds a key or type that does not fit."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number too long, tables too deep
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return list(_walk(schema, table, "", path, origin))
 
@@ -136,12 +137,14 @@ def _structured(text: str) -> Any:
     """JSON, else a TOML value, else the text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    # dates have no JSON form, and several lines are no one value: both are text
+    return table["value"] if len(table) == 1 and not isinstance(table["value"], date | time) else text
 
 
 def convert(leaf: Setting, value: Any, where: str, *, lax: bool = False) -> Any:
@@ -154,6 +157,8 @@ def convert(leaf: Setting, value: Any, where: str, *, lax: bool = False) -> Any:
     except msgspec.ValidationError as error:
         detail = f" ({error})" if isinstance(value, dict | list) else ""
         raise ConfigError(f"{where}: {leaf.key} is {leaf.type_name}, got {value!r}{detail}") from error
+    if isinstance(converted, int) and not -(2**63) <= converted < 2**63:
+        raise ConfigError(f"{where}: {leaf.key} is a whole number of at most 64 bits, got {converted}")
     if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{where}: {leaf.key} is a number, got nan")
     if leaf.choices and converted not in leaf.choices:

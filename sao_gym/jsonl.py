@@ -57,14 +57,29 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[Any]) -> None:
 
 
 def append_jsonl(path: str | os.PathLike[str], value: Any) -> None:
-    """Add one line; a file without a final newline gets it first, so that no two records share a line."""
+    """Add one line; a file without a final newline gets it first, so that no two records share a line.
+
+    Raises OSError where the disk refuses; the file is then as it was.
+    """
     line = dump_line(value).encode()
-    with Path(path).open("ab+") as file:
-        if file.seek(0, os.SEEK_END):
+    with Path(path).open("ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        file.write(line)
+        write_or_undo(file.fileno(), line, size)
+
+
+def write_or_undo(descriptor: int, data: bytes, size: int) -> None:
+    """Append `data` to a file of `size` bytes, all of it or none. Raises OSError where the disk refuses."""
+    rest = memoryview(data)
+    try:
+        while rest:  # a disk that is nearly full takes a part, and says why at the next write
+            rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def _value(path: Path, number: int, line: bytes) -> Any:

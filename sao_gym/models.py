@@ -10,7 +10,7 @@ Example:
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,10 @@ class LoadedPolicy:
 
 
 def stop_ids(tokenizer: Any = None, generation_config: Any = None, chat: Chat | None = None) -> tuple[int, ...]:
-    """All declared end ids, the chat's first, each once. An `eos_token_id` may be an int, a list or None."""
+    """All declared end ids, the chat's first, each once. An `eos_token_id` may be an int, a list or None.
+
+    Raises ModelError for what is no token id.
+    """
     declared = [
         getattr(chat, "stop_token_ids", None),
         getattr(tokenizer, "eos_token_id", None),
@@ -60,8 +63,11 @@ def stop_ids(tokenizer: Any = None, generation_config: Any = None, chat: Chat | 
     ids: list[int] = []
     for value in declared:
         if value is not None:
-            ids.extend([value] if isinstance(value, int) else value)
-    return tuple(dict.fromkeys(int(token_id) for token_id in ids))
+            try:
+                ids.extend(int(token_id) for token_id in (value if isinstance(value, Iterable) else [value]))
+            except (TypeError, ValueError) as error:
+                raise ModelError(f"eos_token_id is {value!r}; expected a token id, a list of them, or null") from error
+    return tuple(dict.fromkeys(ids))
 
 
 def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32) -> LoadedPolicy:
@@ -72,7 +78,8 @@ def load_policy(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Load
     folder, gguf = _locate(Path(path))
     from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import, and not needed to refuse
 
-    options: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
+    # said outright: unsaid, transformers asks on the terminal whether to run a checkpoint's own code
+    options: dict[str, Any] = {"trust_remote_code": False} | ({"gguf_file": gguf} if gguf else {})
     with quiet():
         tokenizer = _read("tokenizer", folder, lambda: AutoTokenizer.from_pretrained(folder, **options))
     _check_tokenizer(folder, tokenizer, gguf)

@@ -77,7 +77,7 @@ def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever the readers of many formats raise
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"the tokenizer in {folder} cannot be read ({reason}); copy the checkpoint again") from error

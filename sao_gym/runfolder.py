@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sao_gym.errors import RunFolderError
+from sao_gym.jsonl import write_or_undo
 
 LOCK, CONFIG, MANIFEST, METRICS = "lock", "config.toml", "manifest.json", "metrics.jsonl"
 
@@ -95,10 +96,10 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`; numbers that JSON lacks become null."""
-        line = json.dumps(_finite(record), allow_nan=False) + "\n"
+        line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
         descriptor = os.open(self.file(METRICS), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, line.encode())
+            write_or_undo(descriptor, line, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
@@ -119,11 +120,15 @@ class RunFolder:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w", encoding="utf-8", newline="\n") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _occupied(path: Path) -> str | None:

@@ -182,8 +182,12 @@ def load_critic(folder: Path, *, like: nn.Module | None = None) -> tuple[Critic,
     Raises CheckpointError naming the first tensor that is missing or of another shape (a head silently made anew
     would turn the first updates into noise).
     """
+    if not folder.is_dir():  # a name that is no folder would be asked for on the hub
+        raise CheckpointError(
+            f"there is no critic folder {folder}; give one that sao_gym.pretrain_critic wrote, or say --critic-init cold"
+        )
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         state = load_file(folder / WEIGHTS_FILE)
         provenance = json.loads((folder / PROVENANCE_FILE).read_text(encoding="utf-8"))
     except (OSError, SafetensorError, ValueError) as error:

@@ -1,5 +1,6 @@
 """What an evaluation can be told; the flags are those of training where they mean the same."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -73,10 +74,12 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1:
             raise ConfigError(f"n and max_tokens must be at least 1, got {self.n} and {self.max_tokens}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature must be 0 (greedy), or 1e-6 and more; got {self.temperature}")
+        if not 0 < self.top_p <= 1 or self.top_k < 0 or self.seed < 0:
             raise ConfigError(
-                f"temperature must be at least 0, top_p above 0 and at most 1, top_k at least 0; got "
-                f"{self.temperature}, {self.top_p}, {self.top_k}"
+                f"top_p must be above 0 and at most 1, top_k and seed at least 0; got {self.top_p}, {self.top_k}, "
+                f"{self.seed}"
             )
         if self.is_greedy and self.n > 1:
             raise ConfigError(

@@ -109,6 +109,11 @@ class CachedModel:
                 f"{type(self.model).__name__} cannot run with the local engine's key-value slots ({error}); "
                 "use a plain attention model, or serve it with another engine"
             ) from error
+        if not bool(torch.isfinite(plain).all()):
+            raise ModelError(
+                f"{type(self.model).__name__} gives logits that are not finite: its weights are damaged, or do not fit "
+                f"{str(plain.dtype).removeprefix('torch.')}; copy the checkpoint again, or choose another dtype"
+            )
         gap = (torch.cat(parts).float() - plain.float()).abs().max()
         allowed = (0.01 if plain.dtype == torch.float32 else 0.3) * plain.float().std()
         if not gap <= allowed:

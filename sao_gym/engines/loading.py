@@ -18,13 +18,14 @@ from sao_gym.weights import module_tensors, weight_hash
 def load_weights(model: nn.Module, source: WeightSource) -> str:
     """Copy every tensor of `source` into `model` and return the hash of what arrived.
 
-    Raises EngineError if names, shapes or types differ (nothing was copied then), if the source fails on the way, or
-    if the hash of what arrived is not the source's (the old weights are put back).
+    Raises EngineError if names, shapes or types differ or a weight is not a number (nothing was copied then), if the
+    source fails on the way, or if the hash of what arrived is not the source's (the old weights are put back).
     """
     own = dict(module_tensors(model))
-    _check_names(own, source)
-    before = {name: tensor.clone() for name, tensor in own.items()}
+    before: dict[str, Tensor] = {}
     try:
+        _check_names(own, source)
+        before = {name: tensor.clone() for name, tensor in own.items()}
         tensors = list(source.tensors())
         _check_tensors(own, tensors)
         for name, tensor in tensors:
@@ -60,3 +61,5 @@ def _check_tensors(own: dict[str, Tensor], tensors: list[tuple[str, Any]]) -> No
                 f"{name} was published as {tensor.dtype} {tuple(tensor.shape)}, the engine holds {expected.dtype} "
                 f"{tuple(expected.shape)}; nothing was copied"
             )
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
+            raise EngineError(f"{name} was published with values that are not numbers; nothing was copied")

@@ -12,6 +12,7 @@ Example:
 """
 
 import asyncio
+import math
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,8 @@ from sao_gym.stream import Floats, Ids
 from sao_gym.weights import module_tensors, weight_hash
 
 CLOSE_S = 60.0
+MIN_TEMPERATURE = 1e-6
+"""Logits divided by less leave float32; 0 is greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +128,12 @@ class LocalEngine:
         ids = self._checked(token_ids)
         if len(ids) >= self.context_length:
             raise EngineError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context_length}")
-        if sampling.max_tokens < 1 or sampling.temperature < 0.0 or not 0.0 < sampling.top_p <= 1.0:
-            raise EngineError(f"cannot sample with {sampling}: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
+        if sampling.max_tokens < 1 or sampling.top_k < 0 or not 0.0 < sampling.top_p <= 1.0:
+            raise EngineError(f"cannot sample with {sampling}: max_tokens >= 1, top_k >= 0, 0 < top_p <= 1")
+        if sampling.temperature != 0.0 and not _is_temperature(sampling.temperature):
+            raise EngineError(
+                f"cannot sample at temperature {sampling.temperature}: 0, or {MIN_TEMPERATURE:g} and more"
+            )
         future = self._thread.generate(ids, sampling, session)
         what = f"a generation of {sampling.max_tokens} tokens after {len(ids)}, session {session}"
         return await result_within(future, self._deadlines.generate_s, self._clock, what)
@@ -134,9 +141,10 @@ class LocalEngine:
     async def score(self, token_ids: Ids, temperature: float = 1.0) -> Floats:
         """Log-prob of each token given those before it [n] under the current weights; the first is 0."""
         ids = self._checked(token_ids)
-        if len(ids) > self.context_length or temperature <= 0.0:
+        if len(ids) > self.context_length or not _is_temperature(temperature):
             raise EngineError(
-                f"cannot score {len(ids)} tokens at temperature {temperature}: at most {self.context_length}, above 0"
+                f"cannot score {len(ids)} tokens at temperature {temperature}: at most {self.context_length}, "
+                f"{MIN_TEMPERATURE:g} and more"
             )
         future = self._thread.call(lambda decoder: decoder.score(ids, temperature))
         return await result_within(future, self._deadlines.score_s, self._clock, f"scoring {len(ids)} tokens")
@@ -199,6 +207,10 @@ class LocalEngine:
                 f"{self._decoder.model.vocab_size - 1}; prompt and model have different tokenizers"
             )
         return [int(token_id) for token_id in array]
+
+
+def _is_temperature(value: float) -> bool:
+    return MIN_TEMPERATURE <= value < math.inf
 
 
 def _context_length(model: Any, asked: int | None) -> int:

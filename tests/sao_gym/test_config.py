@@ -263,3 +263,25 @@ def test_configuration_is_torch_free() -> None:
     code = "import sao_gym.config, sao_gym.runfolder, sao_gym.commands.main, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_files_that_editors_and_accidents_leave(tmp_path: Path) -> None:
+    """A byte order mark and CRLF are read; what the parser cannot hold is one sentence."""
+    path = tmp_path / "a.toml"
+    path.write_bytes(b'\xef\xbb\xbf[model]\r\npath = "m"\r\nsize = 16\r\n')
+    assert conf.resolve(Run, files=[path]).config.model.size == 16
+    for text in (f"steps = {'9' * 5000}", f"steps = {'[' * 5000}"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"a\.toml is not valid TOML"):
+            conf.resolve(Run, files=[path])
+
+
+def test_whole_numbers_have_64_bits() -> None:
+    with pytest.raises(ConfigError, match=r"at most 64 bits, got 9223372036854775808"):
+        conf.resolve(Run, overrides=["--model", "m", "--model.size", str(2**63)])
+
+
+@pytest.mark.parametrize("text", ["2026-01-02", "07:32:00", "1\ny = 2", "9" * 5000, "[" * 5000, "a=b"])
+def test_a_value_inside_a_table_that_is_no_json_stays_text(text: str) -> None:
+    run = conf.resolve(Run, overrides=["--model", "m", f"--model.options.x={text}"])
+    assert run.config.model.options == {"x": text}

@@ -1,6 +1,9 @@
 """JSON lines that survive what strings may hold: case CF-01."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from sao_gym.errors import TaskFileError
 from sao_gym.jsonl import append_jsonl, dump_line, read_jsonl, write_jsonl
+from sao_gym.runfolder import RunFolder
 
 NASTY = ["a\u2028b", "a\u2029b", "a\u0085b", "a\u000bb", "a\r\nb"]
 
@@ -75,3 +79,37 @@ def test_a_broken_line_is_named(data: bytes, words: str, tmp_path: Path) -> None
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="No such file"):
         list(read_jsonl(tmp_path / "none.jsonl"))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As a full disk: a file takes `size` bytes, a part of a write that goes beyond, and then no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_the_disk_refuses_leaves_no_half(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    append_jsonl(path, {"x": 1})
+    with largest_file(path.stat().st_size + 20), pytest.raises(OSError, match=r"too large"):
+        append_jsonl(path, {"x": "y" * 100})
+    append_jsonl(path, {"x": 2})
+    assert list(read_jsonl(path)) == [(1, {"x": 1}), (2, {"x": 2})]
+
+
+def test_a_metrics_line_that_the_disk_refuses_leaves_no_half(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as run:
+        run.append_metrics({"step": 1})
+        with largest_file(30), pytest.raises(OSError, match=r"too large"):
+            run.append_metrics({"step": 2, "note": "y" * 100})
+        run.append_metrics({"step": 2})
+        assert run.read_metrics() == [{"step": 1}, {"step": 2}]
+        run.write_config("a = 1\n")
+        with largest_file(3), pytest.raises(OSError, match=r"too large"):
+            run.write_config("a = 2\n")
+        assert run.file("config.toml").read_text() == "a = 1\n"
+        assert not list(run.path.glob(".*.tmp"))

@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,3 +129,28 @@ def test_a_copy_keeps_ties_and_shares_nothing() -> None:
         copied = copy_model(model)
         copied.lm_head.weight.zero_()
     assert model.lm_head.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("declared", "ids"), [(np.int64(3), (3,)), (torch.tensor([3, 4]), (3, 4)), ((3,), (3,)), ([], ()), (None, ())]
+)
+def test_stop_ids_in_every_form(declared: Any, ids: tuple[int, ...]) -> None:
+    assert stop_ids(SimpleNamespace(eos_token_id=declared)) == ids
+
+
+@pytest.mark.parametrize("declared", [[None], "x", [[3]]])
+def test_stop_ids_that_are_none(declared: Any) -> None:
+    with pytest.raises(ModelError, match=r"eos_token_id is .* expected a token id, a list of them, or null"):
+        stop_ids(SimpleNamespace(eos_token_id=declared))
+
+
+def test_a_checkpoints_own_code_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
+    """Unsaid, transformers waits 15 s for a yes on the terminal."""
+    save_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "custom_x", "auto_map": classes}))
+    (tmp_path / "configuration_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with patch("builtins.input", side_effect=AssertionError("asked")), pytest.raises(ModelError, match=r"custom code"):
+        load_policy(tmp_path)
+    assert not (tmp_path / "ran").exists()

@@ -1,6 +1,7 @@
 """The critic: what of it is trained, and that a saved one comes back whole or not at all."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,3 +264,8 @@ def test_an_empty_micro_batch_keeps_the_head_in_the_graph(make_policy):
     for name, parameter in critic.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.grad is None or (parameter.grad == 0).all(), name
+
+
+def test_a_critic_folder_that_is_none_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no critic folder .*nowhere; give one that"):
+        load_critic(tmp_path / "nowhere")

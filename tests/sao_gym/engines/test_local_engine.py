@@ -280,3 +280,25 @@ async def test_logprobs_on_a_cuda_device(make_engine: Make, make_model: Any, pla
     generation = await engine.generate(ids_of(1, 2, 3), Sampling(max_tokens=30, temperature=0.7))
     ids = [1, 2, 3, *generation.token_ids.tolist()]
     assert np.abs(plain_logprobs(make_model(), ids, 0.7)[2:] - generation.logprobs).max() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 1e-46, 1e-7, float("inf"), float("nan")])
+async def test_temperatures_that_cannot_be_sampled_are_named(make_engine: Make, temperature: float) -> None:
+    """Not: the model's logits are not finite."""
+    engine = make_engine()
+    with pytest.raises(EngineError, match=r"cannot sample at temperature"):
+        await engine.generate(ids_of(1, 2), Sampling(max_tokens=2, temperature=temperature))
+    with pytest.raises(EngineError, match=r"cannot score 2 tokens at temperature"):
+        await engine.score(ids_of(1, 2), temperature)
+    with pytest.raises(EngineError, match=r"top_k >= 0"):
+        await engine.generate(ids_of(1, 2), Sampling(max_tokens=2, top_k=-1))
+    coldest = await engine.generate(ids_of(1, 2), Sampling(max_tokens=4, temperature=1e-6))
+    greedy = await engine.generate(ids_of(1, 2), Sampling(max_tokens=4, temperature=0.0))
+    assert coldest.token_ids.tolist() == greedy.token_ids.tolist()
+
+
+async def test_a_checkpoint_with_weights_that_are_no_numbers_is_named(make_model: Any) -> None:
+    model = make_model()
+    model.lm_head.weight.data[1, 1] = torch.nan
+    with pytest.raises(ModelError, match=r"logits that are not finite: its weights are damaged"):
+        LocalEngine(model, threads=1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sao_gym.engines.decoder import Decoder
 from sao_gym.engines.forward import CachedModel
+from sao_gym.engines.local import LocalEngine
 from sao_gym.errors import EngineError
 from sao_gym.models import copy_model, tiny_qwen3
 from sao_gym.protocols import Sampling
@@ -207,3 +208,38 @@ def test_an_engine_in_bfloat16_takes_a_float32_learners_weights(plain_logprobs: 
         decoder.step()
     gap = np.abs(request.generation().logprobs - plain_logprobs(learner, request.ids)[-10:]).max()
     assert 1e-6 < gap < 0.2
+
+
+class SourceWithoutNames:
+    weight_hash = "0"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        raise RuntimeError("the other side has gone")
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(())
+
+
+@pytest.mark.parametrize("kv", ["in_place", "recompute"])
+async def test_a_source_that_fails_before_its_first_tensor_costs_no_engine(kv: Any) -> None:
+    old, new = old_and_new()
+    engine = LocalEngine(old, kv=kv, threads=1)
+    try:
+        with pytest.raises(EngineError, match=r"publication broke off \(the other side has gone\)"):
+            await engine.publish(SourceWithoutNames(), 1)
+        await engine.publish(ModuleWeights(new), 1)
+        assert (await engine.health()).version == 1
+    finally:
+        await engine.close()
+
+
+def test_weights_that_are_no_numbers_are_refused_and_the_old_serve_on() -> None:
+    old, new = old_and_new()
+    decoder = decoder_of(old)
+    before = own_hash(decoder)
+    with torch.no_grad():
+        new.lm_head.weight[3, 3] = torch.nan
+    with pytest.raises(EngineError, match=r"values that are not numbers; nothing was copied"):
+        decoder.publish(ModuleWeights(new), 1)
+    assert (own_hash(decoder), decoder.version) == (before, 0)
