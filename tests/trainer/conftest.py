@@ -167,8 +167,9 @@ def make_learner(make_config: Callable[..., TrainConfig]) -> Callable[..., Learn
 
     def make(config: TrainConfig | None = None, model: Any = None, critic: Any = None) -> Learner:
         policy = ARCHITECTURES["qwen3"]() if model is None else model
-        value = critic_from_model(policy) if critic is None else critic
-        return Learner(config or make_config(), policy, value, Accelerator(cpu=True), SystemClock())
+        config = config or make_config()
+        value = critic_from_model(policy) if critic is None and config.loss.has_critic else critic
+        return Learner(config, policy, value, Accelerator(cpu=True), SystemClock())
 
     return make
 

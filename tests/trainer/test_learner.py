@@ -294,7 +294,7 @@ def run_two_ranks(folder: Path, config: Any, model: Any, critic: Any, plans: lis
 
 def compare_with_two_ranks(tmp_path, config, model, batches, make_learner, plan_of):
     """The same batches on one process and on two; returns the two runs' metrics."""
-    critic = critic_from_model(model)
+    critic = critic_from_model(model) if config.loss.has_critic else None
     twins = copy.deepcopy((model, critic))
     plans = [
         [
@@ -309,7 +309,7 @@ def compare_with_two_ranks(tmp_path, config, model, batches, make_learner, plan_
     for plan, (metrics, weights, values) in zip(plans[0], after, strict=True):
         same_metrics(timeless(learner.step(plan).metrics()), timeless(metrics))
         same_weights(learner.model.state_dict(), weights, atol=2e-6)
-        same_weights(learner.bare_critic.state_dict(), values, atol=2e-6)
+        same_weights(learner.bare_critic.state_dict() if learner.bare_critic else {}, values, atol=2e-6)
     return plans[1], after
 
 
@@ -330,6 +330,31 @@ def test_two_processes_learn_what_one_does(
     assert shares[0][0] != shares[0][1]
     assert shares[1] == [1, 0]
     assert [metrics["actor_updates"] for metrics, _, _ in after] == [1, 1, 0, 0, 1]
+
+
+@pytest.mark.slow
+def test_two_processes_without_a_critic_and_with_several_updates(
+    tmp_path, make_policy, make_batch, make_config, make_learner, plan_of
+):
+    """Advantages of rows wherever a row is dealt to, running means on every rank, and a share that one rank has none of."""
+    config = make_config(
+        actor={**LINEAR, "updates_per_batch": 2},
+        learner={"micro_batch_tokens": 60},
+        loss={
+            "advantage": "running_mean_global",
+            "policy": "ppo",
+            "eps_low": 0.02,
+            "eps_high": 0.02,
+            "ratio_reference": "proximal",
+        },
+    )
+    batches = [(make_batch(8), True), (make_batch(2, seed=1), True), (make_batch(6, seed=2), True)]
+    plans, after = compare_with_two_ranks(tmp_path, config, make_policy(), batches, make_learner, plan_of)
+    assert [len(plan.updates) for plan in plans] == [2, 2, 2]
+    assert [part.n_rows for part in plans[1].micro_batches[1]] == [0, 0]
+    shares = [metrics["rejected_share_by_update"] for metrics, _, _ in after]
+    assert [share[0] for share in shares] == [0.0, 0.0, 0.0]
+    assert max(share[1] for share in shares) > 0.0
 
 
 @pytest.mark.slow

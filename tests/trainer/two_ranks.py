@@ -26,7 +26,7 @@ def main(job: Path, result: Path) -> None:
     for plan in plans:
         metrics = learner.step(plan).metrics()
         weights = {name: value.clone() for name, value in model.state_dict().items()}
-        values = {name: value.clone() for name, value in critic.state_dict().items()}
+        values = {name: value.clone() for name, value in (critic.state_dict() if critic else {}).items()}
         after.append((metrics, weights, values))
     wrapper = type(learner.actor).__name__
     learner.stop()
