@@ -53,6 +53,8 @@ class PretrainCriticConfig:
     def __post_init__(self) -> None:
         if self.episodes < 2 or self.threads < 1:
             raise ConfigError("episodes must be at least 2 and threads at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if self.model.path is None:
             raise ConfigError("give the policy whose values are learnt: --model FOLDER")
 
@@ -72,14 +74,14 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(resolved.config.threads)
     policy = load_policy(resolved.config.model.path or "")
     with RunFolder.create(Path(resolved.config.out)) as folder:
-        asyncio.run(_run(resolved, policy, folder))
+        _run(resolved, policy, folder)
 
 
-async def _run(resolved: Resolved[PretrainCriticConfig], policy: LoadedPolicy, folder: RunFolder) -> None:
+def _run(resolved: Resolved[PretrainCriticConfig], policy: LoadedPolicy, folder: RunFolder) -> None:
     config, clock = resolved.config, SystemClock()
     started = clock.now()
     folder.write_config(dump(resolved))
-    episodes, tasks_hash = await _episodes(config, policy)
+    episodes, tasks_hash = asyncio.run(_episodes(config, policy))
     usable = [t for t in episodes if t.n_action and not t.outcome.is_error and t.score is not None]
     success = Success.of(episodes)
     print(f"{len(usable)} of {len(episodes)} episodes, {success.tokens:.0f} tokens each, success {success.rate:.3f}")

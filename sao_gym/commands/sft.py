@@ -119,6 +119,8 @@ class SftConfig:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1 or self.threads < 1:
             raise ConfigError("steps, batch_size and threads must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if (self.model.path is None) == (self.new.kind is None):
             raise ConfigError("give either --model FOLDER or --new qwen3_tiny (or qwen3_moe_tiny)")
         if self.new.kind is not None and self.data.file is not None and self.data.file.endswith(".parquet"):
@@ -190,6 +192,7 @@ async def _learn(config: SftConfig, start: _Start, trial: Trial | None, folder: 
     order = row_order(len(start.trajectories), batch_size=config.batch_size, steps=config.steps, seed=config.seed)
     facts: dict[str, Any] = {}
     for step, rows in enumerate(order, start=1):
+        await asyncio.sleep(0)  # a Ctrl-C is heard between two steps; the loop turns it into a cancellation
         taken = imitation.step([start.trajectories[row] for row in rows])
         record: dict[str, Any] = {"step": step, "loss": taken.loss, "tokens": taken.tokens}
         record |= {"gradient_norm": taken.gradient_norm, "lr": taken.lr}
