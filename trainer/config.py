@@ -325,6 +325,9 @@ class TrainConfig:
     )
     seed: int = setting(0, help="seed of prompt order, sampling and new weights", source="ours", alias="seed")
     check: bool = setting(True, help="check the run's own promises at every step", source="ours", alias="check")
+    trackers: Literal["auto", "none", "tensorboard", "trackio", "wandb"] = setting(
+        "auto", help="where scalars go beside metrics.jsonl; auto: tensorboard if installed", alias="trackers"
+    )
     deadline_s: float = setting(
         1800.0, help="longest wait for a batch or a publication before the run gives up", source="ours"
     )
@@ -455,6 +458,7 @@ def _always(reason: str, *keys: str) -> tuple[InertRule, ...]:
 
 ROLLOUT_ONLY_RULES = _always(
     "--rollout-only trains nothing",
+    "trackers",
     "group_size",
     "actor",
     "critic",
@@ -467,6 +471,7 @@ ROLLOUT_ONLY_RULES = _always(
 )
 LEARN_ONLY_RULES = _always(
     "--learn-only samples nothing",
+    "trackers",
     "rollout",
     "engine",
     "evaluation",

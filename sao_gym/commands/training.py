@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sao_gym.clock import SystemClock
 from sao_gym.collect import Success, collect, numbered
@@ -14,6 +15,7 @@ from sao_gym.commands.curves import draw_curves
 from sao_gym.commands.heldout import Heldout
 from sao_gym.commands.policy import training_sampling
 from sao_gym.commands.progress import TrainingProgress
+from sao_gym.commands.tracking import chosen, opened_tracking
 from sao_gym.errors import CheckpointError, ConfigError
 from sao_gym.loops import run_blocking
 from sao_gym.parquet import write_trajectories
@@ -32,15 +34,23 @@ def say(text: str) -> None:
 def train(run: Run) -> None:
     """Train to the end of `config.steps`, evaluating and drawing as the configuration asks."""
     config, folder = run.parts.config, run.parts.folder
+    tracker, about_tracker = chosen(config.trackers)
     _announce(run)
+    say(about_tracker)
     heldout = Heldout(run) if config.evaluation.at_ends or config.evaluation.every else None
     try:
         if heldout and config.evaluation.at_ends and run.state.step == 0:
             heldout.both(run.state)
-        with TrainingProgress(config.steps, run.state.step) as progress:
-            training = Training(
-                run.parts, run.state, on_step=progress.step, on_evaluate=heldout.sampled if heldout else None
-            )
+        with (
+            opened_tracking(tracker, folder.path) as tracking,
+            TrainingProgress(config.steps, run.state.step) as progress,
+        ):
+
+            def on_step(record: dict[str, Any]) -> None:
+                progress.step(record)
+                tracking.step(record)
+
+            training = Training(run.parts, run.state, on_step=on_step, on_evaluate=heldout.sampled if heldout else None)
             with stopped_by_sigterm(training):
                 state = training.run()
         if training.is_stopping:
