@@ -113,6 +113,8 @@ def advice(environments: Sequence[Run], engines: Sequence[Run], bounds: Sequence
     sync = bounds[0].result.trajectories_per_s
     return {
         "environments": by_environments.load.environments,
+        "staleness_mean": round(by_environments.result.staleness_mean, 2),
+        "staleness_mean_with_more": round(environments[-1].result.staleness_mean, 2),
         "environments_most_used": (by_environments.load.max_staleness + 1) * by_environments.load.batch,
         "engines": by_engines.machine.engines,
         "running_episodes_per_engine": round(used / by_engines.machine.engines, 1),
@@ -126,8 +128,9 @@ def advice(environments: Sequence[Run], engines: Sequence[Run], bounds: Sequence
 def say(found: dict[str, Any]) -> None:
     """The advice in words."""
     print(
-        f"\nadvice for this load: {found['environments']} environments are enough; more than (m + 1) x batch = "
-        f"{found['environments_most_used']} never run at a time, whatever is paid for. {found['engines']} engines are enough, "
+        f"\nadvice for this load: {found['environments']} environments are enough, and tokens are "
+        f"{found['staleness_mean']} versions old with them, {found['staleness_mean_with_more']} with more; over (m + 1) x batch "
+        f"= {found['environments_most_used']} never run at a time, whatever is paid for. {found['engines']} engines are enough, "
         f"with {found['running_episodes_per_engine']} running episodes each. m = {found['m']} with {found['on_stale']}: "
         f"{found['speedup_over_sync']} times the synchronous speed, {found['masked_share']:.2%} of tokens masked."
     )
