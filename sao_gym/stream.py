@@ -230,9 +230,15 @@ class TokenStream:
 
     def append(self, segment: Segment) -> "TokenStream":
         """A stream with one segment more; this one stays as it is."""
-        return TokenStream(segments=(*self.segments, segment))
+        made = TokenStream(segments=(*self.segments, segment))
+        made.__dict__["_n_tokens"] = len(self) + len(segment)  # else an episode of n turns would count n * n segments
+        return made
 
     def __len__(self) -> int:
+        return self._n_tokens
+
+    @cached_property
+    def _n_tokens(self) -> int:
         return sum(len(segment) for segment in self.segments)
 
     def _joined(self, parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:

@@ -16,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sao_gym.chat import TemplateVerdict, make_chat, template_verdict
-from sao_gym.errors import ConfigError, ModelError
+from sao_gym.demonstrations import read_conversations
+from sao_gym.errors import ConfigError, ModelError, TaskFileError
+from sao_gym.jsonl import write_jsonl
 from sao_gym.messages import CallProblem, Message, ToolCall, ToolSpec
 from sao_gym.openai_format import message_from_openai
 from sao_gym.own_chat import OwnChat
@@ -599,6 +601,14 @@ def test_a_turn_that_the_template_prints_in_part_is_no_demonstration(content: st
         chat.write(message)
     assert what in str(caught.value)
     assert chat.parse(chat.write(Message.assistant(" said <|im_end|> \ud800"))).content == "said <|im_end|> \ufffd"
+
+
+def test_a_file_of_such_turns_names_the_line(tmp_path: Path) -> None:
+    call = {"function": {"name": "python", "arguments": "{}"}}
+    said = [{"role": "assistant", "content": "4"}, {"role": "assistant", "tool_calls": [call]}]
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": [{"role": "user", "content": "u"}, turn]} for turn in said])
+    with pytest.raises(TaskFileError, match="line 2: this chat family does not print the call of the tool 'python'"):
+        read_conversations(tmp_path / "data.jsonl", turns("m.content"))
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])

@@ -203,3 +203,22 @@ def test_versions_of_a_trajectory() -> None:
     trajectory = make_trajectory(first, second)
     assert (trajectory.first_version, trajectory.last_version) == (3, 5)
     assert make_trajectory(first).first_version is None
+
+
+def test_a_stream_that_grows_counts_each_segment_once() -> None:
+    """Two thousand turns: what one append costs does not grow with what is there."""
+    counted = 0
+
+    class Counted(Segment):
+        def __len__(self) -> int:
+            nonlocal counted
+            counted += 1
+            return len(self.token_ids)
+
+    stream, segment = TokenStream(), Counted(kind=SegmentKind.OBSERVATION, token_ids=np.arange(3, dtype=np.int32))
+    counted = 0
+    for turn in range(2000):
+        stream = stream.append(segment)
+        assert len(stream) == 3 * (turn + 1)
+    assert counted <= 2 * 2000
+    assert len(stream.token_ids) == len(stream) == 6000
