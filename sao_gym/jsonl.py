@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sao_gym.errors import TaskFileError
+from sao_gym.runfolder import write_or_undo
 
 BOM = b"\xef\xbb\xbf"
 # Harmless for this reader; escaped so that readers which split at them can use our files as well.
@@ -69,17 +70,6 @@ def append_jsonl(path: str | os.PathLike[str], value: Any) -> None:
             if file.read(1) != b"\n":
                 line = b"\n" + line
         write_or_undo(file.fileno(), line, size)
-
-
-def write_or_undo(descriptor: int, data: bytes, size: int) -> None:
-    """Append `data` to a file of `size` bytes, all of it or none. Raises OSError where the disk refuses."""
-    rest = memoryview(data)
-    try:
-        while rest:  # a disk that is nearly full takes a part, and says why at the next write
-            rest = rest[os.write(descriptor, rest) :]
-    except BaseException:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 def _value(path: Path, number: int, line: bytes) -> Any:

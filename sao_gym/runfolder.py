@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sao_gym.errors import RunFolderError
-from sao_gym.jsonl import write_or_undo
 
 LOCK, CONFIG, MANIFEST, METRICS = "lock", "config.toml", "manifest.json", "metrics.jsonl"
 
@@ -128,6 +127,17 @@ def write_whole(path: Path, text: str) -> None:
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
+        raise
+
+
+def write_or_undo(descriptor: int, data: bytes, size: int) -> None:
+    """Append `data` to a file of `size` bytes, all of it or none. Raises OSError where the disk refuses."""
+    rest = memoryview(data)
+    try:
+        while rest:  # a disk that is nearly full takes a part, and says why at the next write
+            rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.ftruncate(descriptor, size)
         raise
 
 
