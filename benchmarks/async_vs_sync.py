@@ -4,7 +4,7 @@
     python benchmarks/async_vs_sync.py --start runs/start --out runs/async_vs_sync [--full]
 
 Every episode of the arithmetic environment really waits once, lognormally, the 99th percentile 50 times the median
-(`waiting_arithmetic.py`). Each arm trains for a fixed wall-clock time: `sync` (max_staleness 0), `grpo` (the preset in
+(`waiting_arithmetic.py`), the k-th episode of an arm as long as the k-th of any other. Each arm trains for a fixed wall-clock time: `sync` (max_staleness 0), `grpo` (the preset in
 small: groups of 8 behind the same barrier, no critic), `one_step_off` (max_staleness 1, wait), and max_staleness m with
 `wait` and `mask`.
 
@@ -151,7 +151,7 @@ def grpo_settings() -> tuple[str, ...]:
 
 def configured(load: Load, arm: Arm, seed: int) -> Any:
     """The resolved configuration of one run."""
-    options = {"pool": 4096, "median_s": load.median_s, "tail": load.tail}
+    options = {"pool": 4096, "median_s": load.median_s, "tail": load.tail, "wait_seed": seed}
     words = [
         *("--model", str(load.start), "--seed", str(seed), "--steps", "1000000"),
         *("--batch-size", str(load.batch), "--env", ENVIRONMENT, "--env.options", json.dumps(options)),

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from waiting_arithmetic import sigma_of
+from waiting_arithmetic import Waits, sigma_of
 
 from sao_gym.clock import VirtualClock
 from sao_gym.ledger import Ledger, LedgerRow
@@ -52,7 +52,10 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is run. `tokens` are sampled per episode, over `turns`; `waits`: over how many turns its wait is spread."""
+    """What is run. `tokens` are sampled per episode, over `turns`; `waits`: over how many turns its wait is spread.
+
+    `in_blocks`: waits are drawn as `waiting_arithmetic.py` draws them.
+    """
 
     environments: int = 256
     batch: int = 64
@@ -66,6 +69,7 @@ class Load:
     waits: int = 3
     tokens: float = 3000.0
     batches: int = 12
+    in_blocks: bool = False
     seed: int = 0
 
 
@@ -163,6 +167,7 @@ class World:
         self._machine, self._load = machine, load
         self._clock = VirtualClock()
         self._random = random.Random(load.seed)
+        self._waits = Waits(load.median_wait_s, load.tail, load.seed)
         on_change = self._share if machine.learner_share * machine.engine_share != 1.0 else lambda: None
         self._engines = [Processor(self._clock, machine.slots, on_change) for _ in range(machine.engines)]
         self._learner = Processor(self._clock, 1, on_change)
@@ -218,7 +223,7 @@ class World:
         """Its turns on one engine, the lesser used of two, with its wait after the first `waits` of them."""
         load = self._load
         place = min((self._random.randrange(len(self._engines)) for _ in range(2)), key=lambda i: self._engines[i].jobs)
-        wait = load.median_wait_s * math.exp(sigma_of(load.tail) * self._random.gauss(0.0, 1.0))
+        wait = self._waits.draw() if load.in_blocks else self._wait()
         tokens = self._random.uniform(0.5, 1.5) * load.tokens / load.turns
         versions: list[int] = []
         self._count(+1)
@@ -233,6 +238,9 @@ class World:
         finally:
             self._count(-1)
         return recorded(row, versions)
+
+    def _wait(self) -> float:
+        return self._load.median_wait_s * math.exp(sigma_of(self._load.tail) * self._random.gauss(0.0, 1.0))
 
     def _count(self, change: int) -> None:
         self._running_s += self._running * (self._clock.now() - self._at)

@@ -178,6 +178,7 @@ def fitted(measured: dict[str, Any]) -> tuple[Machine, Load]:
         waits=1,
         grace_s=measured["grace_s"],
         batches=40,
+        in_blocks=True,
     )
     return machine, load
 

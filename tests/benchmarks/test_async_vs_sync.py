@@ -117,7 +117,7 @@ def test_every_arm_is_a_configuration_that_differs_only_in_its_scheduling(tmp_pa
     assert {c.batch_size for c in configs.values()} == {32}
     assert {c.seed for c in configs.values()} == {3}
     assert {json.dumps(c.env.options, sort_keys=True) for c in configs.values()} == {
-        '{"median_s": 0.05, "pool": 4096, "tail": 50.0}'
+        '{"median_s": 0.05, "pool": 4096, "tail": 50.0, "wait_seed": 3}'
     }
     bounds = {(c.staleness.max_staleness, c.staleness.on_stale) for n, c in configs.items() if n.startswith("m")}
     assert {(m, how) for m in (2, 4, 8, 16) for how in ("wait", "mask")} <= bounds
@@ -141,15 +141,21 @@ async def wait_of(env: Any, clock: VirtualClock, seed: int) -> tuple[float, floa
     return ended - begun, env.wait_s
 
 
-async def test_an_episode_waits_once_as_its_seed_says() -> None:
+async def test_the_kth_episode_of_a_run_waits_as_long_in_every_arm() -> None:
     clock = VirtualClock()
-    env = waiting.WaitingArithmetic(pool=8, median_s=3.0, clock=clock)
-    first = await wait_of(env, clock, 5)
-    assert first[1] > 0
-    assert first[0] == pytest.approx(first[1])
-    assert await wait_of(env, clock, 5) == pytest.approx(first)
-    assert (await wait_of(env, clock, 6))[1] != pytest.approx(first[1])
-    env.close()
+
+    async def waits(wait_seed: int, envs: int) -> list[float]:
+        shared = waiting.WaitingArithmetic.make_sandboxes(4)
+        options = {"pool": 8, "median_s": 3.0, "wait_seed": wait_seed, "sandboxes": shared, "clock": clock}
+        made = [waiting.WaitingArithmetic(**options) for _ in range(envs)]
+        found = [await wait_of(made[k % envs], clock, seed=100 * envs + k) for k in range(12)]
+        assert all(waited == pytest.approx(drawn) for waited, drawn in found)
+        return [drawn for _, drawn in found]
+
+    alone = await waits(5, envs=1)
+    assert len(set(alone)) == 12
+    assert await waits(5, envs=3) == alone
+    assert await waits(6, envs=3) != alone
 
 
 async def test_only_the_first_answer_waits() -> None:
@@ -166,16 +172,15 @@ async def test_only_the_first_answer_waits() -> None:
     env.close()
 
 
-async def test_the_99th_percentile_is_50_times_the_median() -> None:
-    env = waiting.WaitingArithmetic(pool=8, median_s=2.0, tail=50.0, clock=VirtualClock())
-    waits = []
-    for seed in range(4000):
-        await env.reset_async(seed=seed, options={"task": env.tasks[0]})
-        waits.append(env.wait_s)
-    waits.sort()
-    assert statistics.median(waits) == pytest.approx(2.0, rel=0.1)
-    assert waits[3959] == pytest.approx(100.0, rel=0.3)
-    env.close()
+def test_every_block_holds_the_whole_lognormal() -> None:
+    source = waiting.Waits(2.0, 50.0, seed=3)
+    blocks = [[source.draw() for _ in range(waiting.BLOCK)] for _ in range(3)]
+    assert blocks[0] != blocks[1]
+    assert sorted(blocks[0]) == sorted(blocks[1]) == sorted(blocks[2])
+    assert statistics.median(blocks[0]) == pytest.approx(2.0, rel=1e-3)
+    below = sorted(blocks[0])
+    assert below[-2] < 100.0 < below[-1], "the 99th percentile, 50 medians, lies between the two longest"
+    assert max(blocks[0]) == pytest.approx(2.0 * 87.6, rel=0.01)
 
 
 @pytest.mark.slow
