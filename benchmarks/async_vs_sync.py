@@ -42,7 +42,8 @@ LAST_BATCHES = 8
 """Batches over which a reward is averaged."""
 SLOTS = 32
 """Requests that the engine decodes side by side."""
-GRACE_S = 0.05
+GRACE_S = 0.01
+"""A few per cent of a learner's step: every batch may wait that long once."""
 AIM_SPEEDUP, AIM_IDLE = 2.8, 0.05
 _T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided 95 % points of Student's t by degrees of freedom."""
@@ -128,7 +129,10 @@ def arms_of(full: bool) -> list[Arm]:
         Arm("m1_mask", m_settings(1, "mask"), warm_up=1, patience=2.0),
     ]
     for m in (2, 4, 8, 16) if full else (2, 4, 8):
-        arms += [Arm(f"m{m}_{how}", m_settings(m, how), warm_up=m) for how in ("wait", "mask")]
+        arms += [
+            Arm(f"m{m}_{how}", m_settings(m, how), warm_up=m, patience=patience)
+            for how, patience in (("wait", 2.0), ("mask", 1.0))
+        ]
     return arms
 
 
