@@ -19,6 +19,7 @@ from sao_gym.tokenizer import train_tokenizer
 from sao_gym.trainer.baselines import RowAdvantages
 from sao_gym.trainer.checkpoint import RunState, load_optimizers, save_checkpoint
 from sao_gym.trainer.config import TRAIN_RULES, LossConfig, TrainConfig
+from sao_gym.trainer.critic import critic_from_model
 from sao_gym.trainer.learner import Learner
 
 ARMS = ("grpo", "grpo_dis", "running_mean", "running_mean_global", "rloo", "global_loo", "ppo", "vapo")
@@ -97,8 +98,9 @@ def test_a_step_without_a_critic_written_out(make_policy, make_batch, make_confi
 
 
 def test_a_critic_is_there_exactly_where_the_advantages_ask_for_one(make_policy, make_config, make_learner):
+    policy = make_policy()
     with pytest.raises(InvariantError, match="do not go together"):
-        make_learner(make_config(loss={"advantage": "running_mean_prompt"}))
+        make_learner(make_config(loss={"advantage": "running_mean_prompt"}), policy, critic_from_model(policy))
     with pytest.raises(InvariantError, match="do not go together"):
         without_critic(make_config(), make_policy())
 
