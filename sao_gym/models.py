@@ -204,6 +204,29 @@ def tiny_qwen3_moe(
     return _random(Qwen3MoeForCausalLM, config, seed)
 
 
+def tiny_llama(
+    vocab_size: int,
+    layers: int = 2,
+    hidden: int = 48,
+    *,
+    heads: int = 3,
+    kv_heads: int = 1,
+    intermediate: int | None = None,
+    context_length: int = 256,
+    tie_embeddings: bool = True,
+    seed: int = 0,
+    **overrides: Any,
+) -> Any:
+    """A random float32 Llama on the CPU, by default in SmolLM2's proportions: tied, with grouped heads."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **_shape(vocab_size, layers, hidden, heads, kv_heads, context_length, tie_embeddings),
+        **{"intermediate_size": intermediate or 2 * hidden, **overrides},
+    )
+    return _random(LlamaForCausalLM, config, seed)
+
+
 def _shape(
     vocab_size: int, layers: int, hidden: int, heads: int, kv_heads: int, context_length: int, tie: bool
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from sao_gym.clock import SystemClock
-from sao_gym.models import tiny_qwen3, tiny_qwen3_moe
+from sao_gym.models import tiny_llama, tiny_qwen3, tiny_qwen3_moe
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
 from sao_gym.trainer.actor import Actor, Inputs
 from sao_gym.trainer.batch import Packed, pack
@@ -40,20 +40,7 @@ def one_thread() -> None:
 
 def llama() -> Any:
     """SmolLM2's architecture: a tied Llama with grouped heads."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(3)
-    return LlamaForCausalLM(config)
+    return tiny_llama(VOCABULARY, seed=3)
 
 
 def sliding() -> Any:

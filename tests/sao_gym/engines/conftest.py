@@ -9,7 +9,7 @@ import torch
 
 from sao_gym.engines.decoder import Decoder
 from sao_gym.engines.request import Request
-from sao_gym.models import tiny_qwen3, tiny_qwen3_moe
+from sao_gym.models import tiny_llama, tiny_qwen3, tiny_qwen3_moe
 from sao_gym.protocols import Generation
 
 VOCAB = 40
@@ -22,20 +22,7 @@ def one_thread() -> None:
 
 def make_llama() -> Any:
     """SmolLM2's architecture: a tied Llama with grouped heads."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(3)
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(VOCAB, seed=3)
 
 
 def make_mistral() -> Any:
