@@ -23,11 +23,11 @@ def grade_integer(gold: str, response: str) -> Score:
     r"""Whether the last `\boxed{}` of `response` holds the integer `gold`; spaces and leading zeros do not count."""
     boxes = _BOX.findall(response)
     if not boxes:
-        return Score(value=0.0, passed=False, detail="no boxed answer", grader_version="integer-1")
+        return Score(value=0.0, passed=False, detail="no boxed answer", grader_version="integer-1", method="none")
     given, wanted = _canonical(boxes[-1]), _canonical(gold)
     passed = given is not None and given == wanted
     detail = "right" if passed else f"expected {gold}, got {boxes[-1][:40]!r}"
-    return Score(value=float(passed), passed=passed, detail=detail, grader_version="integer-1")
+    return Score(value=float(passed), passed=passed, detail=detail, grader_version="integer-1", method="integer")
 
 
 class ArithmeticEnv(PythonToolEnv):

@@ -67,5 +67,5 @@ class PythonMathEnv(PythonToolEnv):
         r"""Score of the last message: 0 without a `\boxed{}`, else the grader's verdict."""
         response = message.content if message else ""
         if not _BOX.search(response):
-            return Score(value=0.0, passed=False, detail="no answer: no box in the final turn")
+            return Score(value=0.0, passed=False, detail="no answer: no box in the final turn", method="none")
         return super().grade_final(message)

@@ -337,6 +337,8 @@ def _as_score(given: Any, turns: int) -> Score | None:
         return None
     if not hasattr(given.value, "__float__") or not isinstance(given.detail, str):
         raise ConfigError(f"a Score has a number as value and text as detail, got {given.value!r} and {given.detail!r}")
+    if not isinstance(given.method, str):
+        raise ConfigError(f"a Score has one word as method, or nothing, got {given.method!r}")
     if not math.isfinite(given.value):
         raise GradingError(f"the grader gave the score {given.value}; a score must be finite")
     if given.per_action and len(given.per_action) != turns:

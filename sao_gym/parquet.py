@@ -48,6 +48,7 @@ _SCORE = pa.struct(
         ("per_action", pa.list_(pa.float64())),
         ("detail", pa.string()),
         ("grader_version", pa.string()),
+        ("method", pa.string()),
     ]
 )
 SCHEMA = pa.schema(
@@ -107,6 +108,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             "per_action": list(score.per_action),
             "detail": _writable(score.detail),
             "grader_version": score.grader_version,
+            "method": score.method,
         },
         "admitted_version": trajectory.admitted_version,
         "seed": trajectory.seed,
@@ -154,7 +156,8 @@ def _stream(scalar: Any) -> TokenStream:
 def _score(row: dict[str, Any] | None) -> Score | None:
     if row is None:
         return None
-    return Score(**{**row, "per_action": tuple(row["per_action"])})
+    method = row.get("method") or ""  # files written before grading methods were counted have none
+    return Score(**{**row, "per_action": tuple(row["per_action"]), "method": method})
 
 
 def from_table(table: pa.Table) -> list[Trajectory]:

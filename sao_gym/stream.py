@@ -109,7 +109,8 @@ class Score:
     """A grader's verdict on one episode.
 
     `per_action` gives each action's own share of `value`, in order; empty means that the last action earned it
-    all. `detail` is one sentence for people.
+    all. `detail` is one sentence for people, `method` one word for counts: how the verdict was reached, as the answer
+    grader's "integer", "spelling", "table", "symbolic", "judge", "none" (no answer) and "undecided".
     """
 
     value: float
@@ -117,6 +118,7 @@ class Score:
     per_action: tuple[float, ...] = ()
     detail: str = ""
     grader_version: str = ""
+    method: str = ""
 
 
 def _array(values: Any, dtype: Any) -> npt.NDArray[Any]:

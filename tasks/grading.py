@@ -93,25 +93,25 @@ def _early_score(gold: str, answer: str) -> Score | None:
     if not answer.strip():
         return _no_answer("empty answer")
     if len(answer) > MAX_ANSWER_LENGTH and answer != gold:
-        return _score(Verdict.DIFFERENT, answer)
+        return _score(Verdict.DIFFERENT, answer, "spelling")
     gold_integer, integer = as_integer(gold), as_integer(answer)
     if gold_integer is not None and integer is not None:
-        return _score(Verdict.EQUAL if gold_integer == integer else Verdict.DIFFERENT, answer)
+        return _score(Verdict.EQUAL if gold_integer == integer else Verdict.DIFFERENT, answer, "integer")
     if gold.strip() and spelling(gold) == spelling(answer):
-        return _score(Verdict.EQUAL, answer)
+        return _score(Verdict.EQUAL, answer, "spelling")
     return None
 
 
-def _score(verdict: Verdict, answer: str) -> Score:
+def _score(verdict: Verdict, answer: str, method: str = "symbolic") -> Score:
     shown = answer if len(answer) <= 80 else answer[:77] + "..."
     if verdict is Verdict.UNDECIDED:
-        return _score_of(0.0, f"undecided within the grader's limits: {shown}")
-    return _score_of(float(verdict is Verdict.EQUAL), f"{verdict}: {shown}")
+        return _score_of(0.0, f"undecided within the grader's limits: {shown}", "undecided")
+    return _score_of(float(verdict is Verdict.EQUAL), f"{verdict}: {shown}", method)
 
 
 def _no_answer(reason: str) -> Score:
-    return _score_of(0.0, f"no answer: {reason}")
+    return _score_of(0.0, f"no answer: {reason}", "none")
 
 
-def _score_of(value: float, detail: str) -> Score:
-    return Score(value=value, passed=value == 1.0, detail=detail, grader_version=GRADER_VERSION)
+def _score_of(value: float, detail: str, method: str) -> Score:
+    return Score(value=value, passed=value == 1.0, detail=detail, grader_version=GRADER_VERSION, method=method)

@@ -4,6 +4,7 @@ Example:
     $ sao-gym grade '1/2' 'So the answer is \boxed{0.5}.'
     score   1
     passed  yes
+    method  symbolic
     why     ...
 """
 
@@ -15,7 +16,7 @@ from sao_gym.tasks.grading import close_graders, grade_answer
 
 USAGE = r"""usage: sao-gym grade GOLD RESPONSE   (or python -m sao_gym.grade GOLD RESPONSE)
 
-Grade one response against the gold answer as the mathematics environments do; prints the score and why.
+Grade one response against the gold answer as the mathematics environments do; prints the score, how it was reached, and why.
 RESPONSE may be - to be read from standard input. The exit code is 0 whatever the score.
 
 examples
@@ -39,7 +40,8 @@ def main(argv: list[str]) -> int:
         score = grade_answer(gold, response)
     finally:
         close_graders()
-    print(f"score   {score.value:g}\npassed  {'yes' if score.passed else 'no'}\nwhy     {score.detail or 'not said'}")
+    print(f"score   {score.value:g}\npassed  {'yes' if score.passed else 'no'}\nmethod  {score.method}")
+    print(f"why     {score.detail or 'not said'}")
     return 0
 
 

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sao_gym.errors import TaskFileError
-from sao_gym.parquet import dumps, loads, read_trajectories, write_trajectories
+from sao_gym.parquet import dumps, loads, read_trajectories, to_table, write_trajectories
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
 
 ACTION = Segment.action([7], logprobs=[-1.0], versions=[3], temperature=0.5, stop=StopReason.STOP)
@@ -30,6 +32,20 @@ def test_any_text_goes_in_and_comes_back(text: str, tmp_path: Path) -> None:
         assert back.score.detail == text.replace("\ud83d", "\\ud83d"), "a half character is written as its escape"
         assert back.outcome == Outcome.truncated("turns")
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"], "no draft is left"
+
+
+def test_the_method_of_a_verdict_is_kept_and_files_from_before_it_are_read(tmp_path: Path) -> None:
+    graded = PLAIN.scored(Score(value=1.0, passed=True, grader_version="2", method="symbolic"))
+    assert loads(dumps(graded)).score == graded.score
+    old = to_table([graded, PLAIN])
+    fields = [field for field in old.schema.field("score").type if field.name != "method"]
+    at = old.schema.get_field_index("score")
+    rows = [None if row is None else {f.name: row[f.name] for f in fields} for row in old.column("score").to_pylist()]
+    old = old.set_column(at, pa.field("score", pa.struct(fields)), pa.array(rows, pa.struct(fields)))
+    pq.write_table(old, tmp_path / "old.parquet")
+    first, second = read_trajectories(tmp_path / "old.parquet")
+    assert first.score == Score(value=1.0, passed=True, grader_version="2")
+    assert second.score is None
 
 
 def test_what_is_no_trajectory_file_is_named(tmp_path: Path) -> None:
