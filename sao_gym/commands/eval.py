@@ -25,7 +25,7 @@ from sao_gym.commands.eval_report import RESULTS, TRAJECTORIES, EvalProgress, ta
 from sao_gym.completions import check_script, read_script, scripted_engine
 from sao_gym.config import Resolved, dump, help_text, resolve
 from sao_gym.errors import RunFolderError
-from sao_gym.evaluation import Evaluation, episode_uid, evaluate, take, to_record
+from sao_gym.evaluation import Evaluation, TokenRunner, episode_uid, evaluate, take, to_record
 from sao_gym.parquet import write_trajectories
 from sao_gym.policy_loading import OpenPolicy, byte_tokenizer, chat_fingerprint, load_tokenizer, open_policy
 from sao_gym.protocols import Sampling, Task
@@ -118,15 +118,20 @@ async def _evaluate(
     progress: EvalProgress,
     keep: Callable[[Trajectory], None] | None,
 ) -> Evaluation:
-    return await evaluate(
+    clock = SystemClock()
+    runner = TokenRunner(
         engine=policy.engine,
-        make_env=setup.environments.make,
         chat=policy.chat,
+        make_env=setup.environments.make,
+        budgets=_budgets(config.sampling),
+        sampling=_sampling(config.sampling),
+        clock=clock,
+    )
+    return await evaluate(
+        runner=runner,
         tasks=setup.tasks,
         samples=config.sampling.n,
-        sampling=_sampling(config.sampling),
-        budgets=_budgets(config.sampling),
-        clock=SystemClock(),
+        clock=clock,
         seed=config.sampling.seed,
         env_id=setup.environments.name,
         concurrency=config.concurrency,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sao_gym.commands.environments import Environments
 from sao_gym.commands.policy import heldout_options
-from sao_gym.evaluation import evaluate, take
+from sao_gym.evaluation import TokenRunner, evaluate, take
 from sao_gym.loops import run_blocking
 from sao_gym.protocols import Sampling
 from sao_gym.statistics import Interval
@@ -50,14 +50,18 @@ class Heldout:
     def _evaluate(self, state: "RunState", *, greedy: bool) -> None:
         parts, config = self._run.parts, self._run.parts.config
         samples = 1 if greedy else -(-config.evaluation.episodes // len(self._tasks))
-        work = evaluate(
+        runner = TokenRunner(
             engine=parts.engine,
-            make_env=self._environments.make,
             chat=self._run.chat,
+            make_env=self._environments.make,
+            budgets=self._run.budgets,
+            sampling=Sampling(max_tokens=parts.engine.context_length, temperature=0.0 if greedy else 1.0),
+            clock=parts.clock,
+        )
+        work = evaluate(
+            runner=runner,
             tasks=self._tasks,
             samples=samples,
-            sampling=Sampling(max_tokens=parts.engine.context_length, temperature=0.0 if greedy else 1.0),
-            budgets=self._run.budgets,
             clock=parts.clock,
             seed=config.seed,
             env_id=config.env.name,

@@ -12,7 +12,7 @@ from sao_gym.clock import SystemClock, VirtualClock
 from sao_gym.core import AgentEnv, Reply
 from sao_gym.engines.scripted import ScriptedEngine
 from sao_gym.errors import ConfigError, EngineError, GradingError, SandboxError, SandboxUnavailableError
-from sao_gym.evaluation import EpisodeResult, Evaluation, episode_uid, evaluate, summarize, take
+from sao_gym.evaluation import EpisodeResult, Evaluation, TokenRunner, episode_uid, evaluate, summarize, take
 from sao_gym.messages import Message
 from sao_gym.own_chat import OwnChat
 from sao_gym.parquet import dumps, loads
@@ -84,20 +84,25 @@ def scripted(by_task: dict[int, Sequence[str]], samples: int = 1, **options: Any
 
 
 async def run(engine: ScriptedEngine, faults: dict[str, Exception] | None = None, **changes: Any) -> Evaluation:
-    options: dict[str, Any] = {
+    clock = changes.pop("clock", SystemClock())
+    parts: dict[str, Any] = {
         "make_env": lambda: Say(faults),
         "chat": CHAT,
-        "tasks": TASKS,
-        "samples": 1,
         "sampling": Sampling(max_tokens=16),
         "budgets": Budgets(max_turns=4),
-        "clock": SystemClock(),
+        "clock": clock,
+    }
+    options: dict[str, Any] = {
+        "tasks": TASKS,
+        "samples": 1,
+        "clock": clock,
         "seed": 0,
         "env_id": "say",
         "label": "e",
         "concurrency": 3,
     }
-    return await evaluate(engine=engine, **{**options, **changes})
+    runner = TokenRunner(engine=engine, **{key: changes.pop(key, value) for key, value in parts.items()})
+    return await evaluate(runner=runner, **{**options, **changes})
 
 
 async def test_results_stand_in_order_and_samples_differ() -> None:

@@ -1,0 +1,86 @@
+"""An engine as the policy of an evaluation: episodes at token level, one after the other through a pool of environments.
+
+Torch-free: the engine may be any. The engine stays the caller's; `close` gives back the environments alone.
+
+Example:
+    runner = TokenRunner(
+        engine=engine, chat=chat, make_env=lambda: make("arithmetic"), budgets=Budgets(), clock=SystemClock(),
+        sampling=Sampling(max_tokens=64))
+    run = await runner.run(Episode(uid="e0", task=task, env_id="arithmetic", attempt=0, run_seed=0))
+"""
+
+from collections.abc import Callable
+
+import gymnasium
+
+from sao_gym.budgets import Budgets
+from sao_gym.evaluation_results import EpisodeRun
+from sao_gym.messages import Message
+from sao_gym.protocols import Chat, Clock, Engine, Sampling
+from sao_gym.rollout import EnvPool, Episode, white_box
+from sao_gym.stream import Trajectory
+
+MakeEnv = Callable[[], gymnasium.Env[tuple[Message, ...], Message]]
+_GENERATE_REASONS = ("engine", "poisoned_output", "DeadlineError")
+
+
+class TokenRunner:
+    """Runs episodes with `white_box`; implements `sao_gym.evaluation.EpisodeRunner`."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        chat: Chat,
+        make_env: MakeEnv,
+        budgets: Budgets,
+        sampling: Sampling,
+        clock: Clock,
+    ) -> None:
+        self._engine, self._chat, self._sampling, self._clock = engine, chat, sampling, clock
+        self._pool = EnvPool(make_env, chat, budgets, context_length=engine.context_length)
+
+    @property
+    def version(self) -> int:
+        """The engine's policy version now."""
+        return self._engine.version
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn, so that every sample of a task says the same."""
+        return self._sampling.temperature == 0
+
+    async def run(self, episode: Episode) -> EpisodeRun:
+        """One episode. Raises UserError; whatever else fails is an outcome `error` with its stage."""
+        asked: list[int] = []
+        async with self._pool.lease() as env:
+            trajectory = await white_box(
+                env, self._engine, episode, sampling=self._sampling, clock=self._clock, on_version=asked.append
+            )
+        text = last_words(trajectory, self._chat)
+        return EpisodeRun(trajectory=trajectory, stage=_stage(trajectory, is_asked=bool(asked)), text=text)
+
+    async def close(self) -> None:
+        """Close the environments; idempotent."""
+        await self._pool.close()
+
+
+def _stage(trajectory: Trajectory, *, is_asked: bool) -> str | None:
+    """Where an episode failed, None where it did not."""
+    if not trajectory.outcome.is_error:
+        return None
+    reason = trajectory.outcome.reason or ""
+    if reason.startswith("grading"):
+        return "grade"
+    if not is_asked:
+        return "reset"
+    return "generate" if reason in _GENERATE_REASONS else "step"
+
+
+def last_words(trajectory: Trajectory, chat: Chat) -> str:
+    """What graders of final answers see; where the last turn holds calls alone, the calls as they were written."""
+    last = next((stream.actions[-1] for stream in reversed(trajectory.streams) if stream.actions), None)
+    if last is None:
+        return ""
+    message = chat.parse(last.token_ids, is_truncated=trajectory.outcome.is_truncated)
+    return message.content or "\n".join(call.raw for call in message.tool_calls)
