@@ -23,13 +23,17 @@ from sao_gym.stream import OutcomeStatus, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an episode cost at an API, in tokens, requests and the currency of the prices given; zeros for an engine."""
+    """What an episode cost at an API, in tokens, requests and the currency of the prices given; zeros for an engine.
+
+    `unmetered` counts answers that did not say their tokens: with any, tokens and cost are lower bounds.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     requests: int = 0
     retries: int = 0
     cost: float = 0.0
+    unmetered: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
