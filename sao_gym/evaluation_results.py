@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from sao_gym.conversation import turns_of
 from sao_gym.statistics import Interval, PassAtK, clustered_interval, mean_pass_at_k
 from sao_gym.stream import OutcomeStatus, Trajectory
 
@@ -143,8 +144,8 @@ def to_result(run: EpisodeRun) -> EpisodeResult:
         passed=score.passed if score else None,
         detail=score.detail if score else "",
         grader_version=score.grader_version if score else "",
-        turns=trajectory.n_turns,
-        n_action=trajectory.n_action,
+        turns=turns_of(trajectory),
+        n_action=trajectory.n_action or run.usage.completion_tokens,
         version=trajectory.first_version,
         seed=trajectory.seed,
         seconds=trajectory.timings.get("episode_s", 0.0),
