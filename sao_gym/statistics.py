@@ -1,7 +1,8 @@
-"""How sure a figure is: intervals for success rates, pass@k, and two result sets compared on the same tasks.
+"""How sure a figure is: intervals for success rates, and pass@k (majority.py: maj@k, paired.py: two result sets).
 
 Invariant: what cannot be computed is None with a reason, never 0 or 1. Samples of one task are not independent, so
-every interval here treats the task as the unit that was drawn.
+every interval here treats the task as the unit that was drawn: it says where the mean over *all tasks of this kind*
+lies, not only over those that were asked.
 
 Example:
     >>> interval = wilson_interval(8, 10)
@@ -12,7 +13,7 @@ Example:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -23,7 +24,7 @@ from sao_gym.errors import ConfigError
 
 Samples = Mapping[str, Sequence[float]]
 """Task id to the values of its samples, one or more each."""
-_EXACT_FLIPS = 14
+_MOST_DRAWS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassAtK:
-    """Estimate that at least one of k samples passes, None with a `reason` where it is undefined.
+class AtK:
+    """An estimate of what k samples of a task are worth, None with a `reason` where it is undefined.
 
     Computed over `n_tasks` tasks; `n_left_out` had too few scored samples.
     """
@@ -49,16 +50,7 @@ class PassAtK:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Second result set minus first, over the tasks of both. `p_value` is two-sided, under "the order is chance"."""
-
-    n_tasks: int
-    difference: float
-    interval: Interval
-    p_value: float
-    n_better: int
-    n_worse: int
+PassAtK = AtK
 
 
 def wilson_interval(successes: float, n: float, level: float = 0.95) -> Interval:
@@ -100,10 +92,26 @@ def bootstrap_interval(values: Samples, level: float = 0.95, *, seed: int = 0, r
     """
     sizes, sums = _sizes_and_sums(_groups(values))
     picks = np.random.default_rng(seed).integers(len(sizes), size=(resamples, len(sizes)))
-    return _percentiles(sums[picks].sum(axis=1) / sizes[picks].sum(axis=1), level)
+    return percentiles(sums[picks].sum(axis=1) / sizes[picks].sum(axis=1), level)
 
 
-def pass_at_k(n: int, c: int, k: int) -> PassAtK:
+def two_level_interval(values: Samples, level: float = 0.95, *, seed: int = 0, resamples: int = 4000) -> Interval:
+    """Percentile interval of the mean over all samples: tasks drawn again, then samples within each drawn task.
+
+    The second draw adds the noise inside a task once more, which the spread between task means holds already: too wide
+    where samples of a task differ much and are few. With one sample per task it is `bootstrap_interval`; a single task
+    leaves the draw of its samples alone; a point where all values are equal.
+    """
+    groups = _groups(values)
+    rng = np.random.default_rng(seed)
+    sizes, _ = _sizes_and_sums(groups)
+    means = []
+    for picks in _pick_blocks(rng, len(groups), resamples, width=int(sizes.max())):
+        means.append(_redrawn_sums(groups, picks, rng).sum(axis=1) / sizes[picks].sum(axis=1))
+    return percentiles(np.concatenate(means), level)
+
+
+def pass_at_k(n: int, c: int, k: int) -> AtK:
     """Unbiased 1 - C(n-c, k) / C(n, k) for one task with c of n scored samples right (Chen et al. 2021, eq. 1).
 
     Undefined for k > n: fewer samples cannot say what k would have done. Raises ConfigError on impossible counts.
@@ -112,66 +120,47 @@ def pass_at_k(n: int, c: int, k: int) -> PassAtK:
         raise ConfigError(f"pass@k needs 0 <= c <= n and k >= 1, got n={n}, c={c}, k={k}")
     if k > n:
         reason = f"pass@{k} needs at least {k} scored samples of a task, there are {n}"
-        return PassAtK(k=k, value=None, n_tasks=0, n_left_out=1, reason=reason)
-    return PassAtK(k=k, value=1 - math.comb(n - c, k) / math.comb(n, k), n_tasks=1, n_left_out=0)
+        return AtK(k=k, value=None, n_tasks=0, n_left_out=1, reason=reason)
+    return AtK(k=k, value=1 - math.comb(n - c, k) / math.comb(n, k), n_tasks=1, n_left_out=0)
 
 
-def mean_pass_at_k(counts: Mapping[str, tuple[int, int]], k: int) -> PassAtK:
+def mean_pass_at_k(counts: Mapping[str, tuple[int, int]], k: int) -> AtK:
     """Mean of pass@k over tasks, given (n scored, c right) of each; says how many tasks it leaves out and why."""
-    each = [pass_at_k(n, c, k) for n, c in counts.values()]
+    return mean_at_k([pass_at_k(n, c, k) for n, c in counts.values()], k)
+
+
+def mean_at_k(each: Sequence[AtK], k: int) -> AtK:
+    """Mean over the tasks where the estimate is defined; the reason says how many are left out."""
     known = [one.value for one in each if one.value is not None]
     left_out = len(each) - len(known)
     reason = f"{left_out} of {len(each)} tasks have fewer than {k} scored samples" if left_out else ""
     if not each:
         reason = "there are no tasks"
     value = sum(known) / len(known) if known else None
-    return PassAtK(k=k, value=value, n_tasks=len(known), n_left_out=left_out, reason=reason)
+    return AtK(k=k, value=value, n_tasks=len(known), n_left_out=left_out, reason=reason)
 
 
-def compare_paired(
-    first: Samples, second: Samples, level: float = 0.95, *, seed: int = 0, resamples: int = 4000
-) -> Comparison:
-    """Compare two result sets task by task: mean difference of the task means, bootstrap over tasks, sign-flip test.
-
-    Only tasks of both sets count. With one 0/1 sample per task the test is McNemar's exact one. Raises ConfigError
-    without a task in common.
-    """
-    shared = [task for task in first if task in second]
-    if not shared:
-        raise ConfigError("the two result sets have no task in common; compare runs over the same tasks")
-    differences = np.array([float(np.mean(second[task])) - float(np.mean(first[task])) for task in shared])
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(len(shared), size=(resamples, len(shared)))
-    return Comparison(
-        n_tasks=len(shared),
-        difference=float(differences.mean()),
-        interval=_percentiles(differences[picks].mean(axis=1), level),
-        p_value=_sign_flip_p(differences, rng, resamples),
-        n_better=int((differences > 0).sum()),
-        n_worse=int((differences < 0).sum()),
-    )
+def _pick_blocks(rng: np.random.Generator, n_tasks: int, resamples: int, width: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Tasks drawn again [block, n_tasks], in blocks of bounded memory, `resamples` rows in all."""
+    block = max(1, _MOST_DRAWS // (n_tasks * width))
+    for start in range(0, resamples, block):
+        yield rng.integers(n_tasks, size=(min(block, resamples - start), n_tasks))
 
 
-def _sign_flip_p(differences: npt.NDArray[np.float64], rng: np.random.Generator, resamples: int) -> float:
-    """Share of sign patterns whose sum is at least as far from 0: all patterns for few tasks, random ones for many."""
-    moved = differences[differences != 0]
-    if not len(moved):
-        return 1.0
-    observed = abs(float(moved.sum())) - 1e-12
-    if len(moved) <= _EXACT_FLIPS:
-        patterns = np.arange(1 << len(moved))[:, None] >> np.arange(len(moved)) & 1
-        return float((np.abs((1 - 2 * patterns) @ moved) >= observed).mean())
-    if np.ptp(np.abs(moved)) < 1e-12:
-        return _binomial_p(int((moved > 0).sum()), len(moved))
-    signs = rng.integers(0, 2, size=(resamples, len(moved))) * 2 - 1
-    hits = int((np.abs(signs @ moved) >= observed).sum())
-    return (hits + 1) / (resamples + 1)  # the observed pattern is one of those that could have been drawn
-
-
-def _binomial_p(k: int, n: int) -> float:
-    """Two-sided exact test of k heads in n fair tosses."""
-    tail = sum(math.comb(n, i) for i in range(min(k, n - k) + 1))
-    return min(1.0, 2 * tail / (1 << n))
+def _redrawn_sums(
+    groups: Sequence[npt.NDArray[np.float64]], picks: npt.NDArray[np.int64], rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Sum of as many draws from each picked task as it has samples; shape of `picks` [R, tasks]."""
+    sizes, sums = _sizes_and_sums(groups)
+    counts = sizes.astype(np.int64)
+    flat = np.concatenate(groups)
+    if np.isin(flat, (0.0, 1.0)).all():
+        return rng.binomial(counts[picks], (sums / sizes)[picks]).astype(np.float64)
+    starts = np.cumsum(counts) - counts
+    within = (rng.random((*picks.shape, int(counts.max()))) * sizes[picks][..., None]).astype(np.int64)
+    drawn = flat[starts[picks][..., None] + within]
+    is_real = np.arange(int(counts.max())) < counts[picks][..., None]
+    return np.asarray((drawn * is_real).sum(axis=-1), dtype=np.float64)
 
 
 def _groups(values: Samples) -> list[npt.NDArray[np.float64]]:
@@ -187,7 +176,8 @@ def _sizes_and_sums(
     return np.array([float(len(group)) for group in groups]), np.array([float(group.sum()) for group in groups])
 
 
-def _percentiles(draws: npt.NDArray[np.float64], level: float) -> Interval:
+def percentiles(draws: npt.NDArray[np.float64], level: float) -> Interval:
+    """Interval between the two quantiles of bootstrap draws [R] that leave out (1 - level) / 2 each."""
     _quantile(level)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level)

@@ -15,10 +15,10 @@ from sao_gym.errors import ConfigError, EngineError, GradingError, SandboxError,
 from sao_gym.evaluation import EpisodeResult, Evaluation, TokenRunner, episode_uid, evaluate, summarize, take
 from sao_gym.messages import Message
 from sao_gym.own_chat import OwnChat
+from sao_gym.paired import compare_paired
 from sao_gym.parquet import dumps, loads
 from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.protocols import Sampling, Task
-from sao_gym.statistics import compare_paired
 from sao_gym.stream import Ids, OutcomeStatus, Score, Trajectory
 
 TOKENIZER = byte_tokenizer()

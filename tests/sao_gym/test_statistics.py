@@ -1,4 +1,4 @@
-"""Intervals against scipy's and by coverage, pass@k against counting, paired comparison against exact tests."""
+"""Intervals against scipy's and by coverage, pass@k against counting."""
 
 import itertools
 import math
@@ -14,9 +14,9 @@ from sao_gym.statistics import (
     Interval,
     bootstrap_interval,
     clustered_interval,
-    compare_paired,
     mean_pass_at_k,
     pass_at_k,
+    two_level_interval,
     wilson_interval,
 )
 
@@ -89,6 +89,38 @@ def test_bootstrap() -> None:
         bootstrap_interval({"a": []})
 
 
+def test_two_levels_draw_tasks_and_samples() -> None:
+    """Its variance is that of the task means, and once more the noise within tasks over m n."""
+    rng = np.random.default_rng(2)
+    rows = rng.normal(0.0, 1.0, size=(60, 1)) + rng.normal(0.0, 2.0, size=(60, 4))
+    interval = two_level_interval({str(i): row.tolist() for i, row in enumerate(rows)}, resamples=20_000)
+    between, within = rows.mean(axis=1).var(), rows.var(axis=1).mean() / 4
+    half = 1.96 * math.sqrt((between + within) / 60)
+    assert (interval.low, interval.high) == pytest.approx((rows.mean() - half, rows.mean() + half), abs=0.03)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-9])
+def test_two_levels_of_zeros_and_ones_are_those_of_any_numbers(shift: float) -> None:
+    """0/1 samples are drawn again by another road; uneven sizes, in several blocks."""
+    rng = np.random.default_rng(3)
+    rows = {str(i): (rng.random(1 + i % 7) < 0.6).astype(float).tolist() for i in range(50)}
+    plain = two_level_interval(rows, resamples=30_000)
+    other = two_level_interval({task: [x + shift for x in row] for task, row in rows.items()}, resamples=30_000)
+    assert (other.low, other.high) == pytest.approx((plain.low, plain.high), abs=0.004)
+    assert two_level_interval(rows, resamples=30_000) == plain, "the same seed draws the same"
+
+
+def test_two_levels_where_there_is_little_to_draw() -> None:
+    single = {str(i): [float(i % 3 == 0)] for i in range(30)}
+    one_level = bootstrap_interval(single)
+    assert two_level_interval(single) == one_level, "n = 1: there is nothing to draw within a task"
+    assert two_level_interval({str(i): [1.0] * 4 for i in range(5)}) == Interval(1.0, 1.0)
+    alone = two_level_interval({"a": [0.0] * 8 + [1.0] * 8})
+    assert (alone.low, alone.high) == pytest.approx((0.25, 0.75), abs=0.07), "one task: its samples alone"
+    with pytest.raises(ConfigError, match="at least one sample"):
+        two_level_interval({})
+
+
 @pytest.mark.parametrize(
     ("n", "c", "k", "value"),
     [
@@ -127,45 +159,3 @@ def test_mean_pass_at_k_says_over_how_many() -> None:
     assert mean_pass_at_k({}, 1).value is None
     with pytest.raises(ConfigError, match="0 <= c <= n"):
         pass_at_k(2, 3, 1)
-
-
-def test_paired_is_mcnemars() -> None:
-    """One 0/1 sample per task, 9 better and 2 worse of 40: the exact binomial test of 2 in 11."""
-    before = {str(i): [float(i < 20)] for i in range(40)}
-    after = {str(i): [float(2 <= i < 29)] for i in range(40)}
-    result = compare_paired(before, after)
-    assert (result.n_tasks, result.n_better, result.n_worse) == (40, 9, 2)
-    assert result.difference == pytest.approx(7 / 40)
-    assert result.p_value == pytest.approx(binomtest(2, 11).pvalue)
-    assert result.interval.low < 7 / 40 < result.interval.high
-    back = compare_paired(after, before)
-    assert back.difference == pytest.approx(-7 / 40)
-    assert back.p_value == pytest.approx(result.p_value)
-
-
-def test_paired_with_many_tasks() -> None:
-    before = {str(i): [0.0] for i in range(60)}
-    after = {str(i): [float(i < 40)] for i in range(60)}
-    result = compare_paired(before, after)
-    assert result.p_value == pytest.approx(binomtest(0, 40).pvalue)
-    rng = np.random.default_rng(0)
-    noise = {str(i): rng.normal(size=3).tolist() for i in range(60)}
-    more = {task: [value + 1.5 for value in values] for task, values in noise.items()}
-    assert compare_paired(noise, more).p_value < 0.01
-    assert compare_paired(noise, noise).p_value == 1.0
-    extra = {**noise, "only here": [9.0]}
-    assert compare_paired(noise, extra).n_tasks == 60
-    with pytest.raises(ConfigError, match="no task in common"):
-        compare_paired(noise, {"x": [1.0]})
-
-
-def test_paired_false_alarms() -> None:
-    """Where nothing differs, about 5 % of comparisons say p < 0.05."""
-    rng = np.random.default_rng(3)
-    alarms = 0
-    for _ in range(300):
-        rates = rng.random(30)
-        first, second = ((rng.random((30, 2)) < rates[:, None]).astype(float) for _ in range(2))
-        pair = [{str(i): rows[i].tolist() for i in range(30)} for rows in (first, second)]
-        alarms += compare_paired(*pair, resamples=400).p_value < 0.05
-    assert alarms / 300 < 0.08
