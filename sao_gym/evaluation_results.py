@@ -64,6 +64,7 @@ class EpisodeResult:
     passed: bool | None = None
     detail: str = ""
     grader_version: str = ""
+    method: str = ""
     turns: int = 0
     n_action: int = 0
     version: int | None = None
@@ -144,6 +145,7 @@ def to_result(run: EpisodeRun) -> EpisodeResult:
         passed=score.passed if score else None,
         detail=score.detail if score else "",
         grader_version=score.grader_version if score else "",
+        method=score.method if score else "",
         turns=turns_of(trajectory),
         n_action=trajectory.n_action or run.usage.completion_tokens,
         version=trajectory.first_version,
