@@ -21,16 +21,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from sao_gym.errors import ConfigError
-from sao_gym.evaluation_results import (
-    EpisodeResult,
-    EpisodeRun,
-    Evaluation,
-    Summary,
-    Usage,
-    summarize,
-    to_record,
-    to_result,
-)
+from sao_gym.evaluation_results import EpisodeResult, EpisodeRun, Usage, to_result
+from sao_gym.evaluation_summary import Evaluation, Summary, passed_by_task, summarize, to_record
 from sao_gym.protocols import Clock, Task, TaskSet
 from sao_gym.rollout import Episode
 from sao_gym.stream import Trajectory
@@ -46,6 +38,7 @@ __all__ = [
     "Usage",
     "episode_uid",
     "evaluate",
+    "passed_by_task",
     "summarize",
     "take",
     "to_record",
@@ -101,6 +94,7 @@ async def evaluate(
     first_attempt: int = 0,
     level: float = 0.95,
     kept: Mapping[str, EpisodeResult] = _NONE,
+    answer_of: Callable[[str], str | None] | None = None,
     on_result: Callable[[EpisodeResult, int, int], None] | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
@@ -108,6 +102,7 @@ async def evaluate(
 
     `label` begins every session's name: unique per engine, by default a random one. Attempts count from
     `first_attempt`; with `seed` they decide every draw. `kept` holds results by uid that are not run again.
+    `answer_of` finds the answer in a policy's last words, for maj@k.
     `on_trajectory` hears of each episode as it ends, then `on_result(result, done, total)`. Raises UserError (no
     sandbox, no task, greedy with several samples); failures of one episode are results.
     """
@@ -123,7 +118,7 @@ async def evaluate(
         index, attempt = pairs[order]
         episode = Episode(uid=uids[order], task=tasks[index], env_id=env_id, attempt=attempt, run_seed=seed)
         run = await runner.run(episode)
-        result = results[episode.uid] = to_result(run)
+        result = results[episode.uid] = to_result(run, answer_of(run.text) if answer_of else None)
         if on_trajectory:
             on_trajectory(run.trajectory)
         if on_result:

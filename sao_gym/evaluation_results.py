@@ -1,24 +1,18 @@
-"""What an evaluation's episodes say: one line per episode, and the figures of all together.
+"""One episode of an evaluation: as a driver hands it over, and as a line that is kept.
 
-Invariants: an error is never a wrong answer, so it leaves the mean and is counted by stage and reason; every mean says
-over how many samples it was taken. Torch-free.
+Torch-free.
 
 Example:
-    >>> right = EpisodeResult(uid="a", task_id="t", attempt=0, outcome=OutcomeStatus.TERMINATED, value=1.0, passed=True)
-    >>> lost = EpisodeResult(uid="b", task_id="t", attempt=1, outcome=OutcomeStatus.ERROR, reason="sandbox", stage="step")
-    >>> summary = summarize([right, lost])
-    >>> summary.success, summary.n_scored, summary.lower_bound, summary.errors
-    (1.0, 1, 0.5, {'step: sandbox': 1})
+    >>> result = EpisodeResult(uid="a", task_id="t", attempt=0, outcome=OutcomeStatus.TERMINATED, value=1.0, passed=True)
+    >>> EpisodeResult.from_record(result.to_record()) == result
+    True
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sao_gym.conversation import turns_of
-from sao_gym.statistics import Interval, PassAtK, clustered_interval, mean_pass_at_k
 from sao_gym.stream import OutcomeStatus, Trajectory
 
 
@@ -51,7 +45,8 @@ class EpisodeRun:
 class EpisodeResult:
     """One episode in a line. `value` and `passed` are None without a verdict, `stage` says where an error arose.
 
-    `stage` is reset, generate, step or grade; `text` is what the policy said last, `version` the policy's first one.
+    `stage` is reset, generate, step or grade; `text` is what the policy said last, `answer` what of it was judged, where
+    the evaluation tells answers; `method` how (`Score.method`); `version` the policy's first one.
     """
 
     uid: str
@@ -65,6 +60,7 @@ class EpisodeResult:
     detail: str = ""
     grader_version: str = ""
     method: str = ""
+    answer: str | None = None
     turns: int = 0
     n_action: int = 0
     version: int | None = None
@@ -78,60 +74,26 @@ class EpisodeResult:
         """Whether a grader gave a verdict; truncated episodes are graded as they stand."""
         return self.value is not None
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether the policy gave an answer to judge; a grader that does not say how it judged found one."""
+        return self.is_scored and self.method != "none"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What the results say together; means are over the scored samples, None where there is none.
+    def to_record(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {**asdict(self), "outcome": self.outcome.value}
 
-    `lower_bound` is the success with errors and missing verdicts counted as 0. `errors` and `truncations` count by
-    reason, errors as `stage: reason`.
-    """
-
-    n_tasks: int
-    n_samples: int
-    n_scored: int
-    n_passed: int
-    n_truncated: int
-    n_error: int
-    n_unscored: int
-    success: float | None
-    interval: Interval | None
-    lower_bound: float
-    value_mean: float | None
-    turns_mean: float | None
-    action_tokens_mean: float | None
-    errors: Mapping[str, int]
-    truncations: Mapping[str, int]
-    pass_at_k: tuple[PassAtK, ...]
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "EpisodeResult":
+        """The result that `to_record` wrote. Raises ValueError, KeyError or TypeError for what is none."""
+        known = {field.name for field in fields(cls)}
+        values = {name: value for name, value in record.items() if name in known}
+        usage = Usage(**values.pop("usage", {}))
+        return cls(**{**values, "outcome": OutcomeStatus(values["outcome"]), "usage": usage})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """All results, in order of tasks and attempts, with the policy versions that sampled them and the time it took."""
-
-    results: tuple[EpisodeResult, ...]
-    samples: int
-    seconds: float
-    version_first: int
-    version_last: int
-    level: float = 0.95
-
-    @cached_property
-    def summary(self) -> Summary:
-        """See `Summary`."""
-        return summarize(self.results, level=self.level)
-
-    def passed_by_task(self) -> dict[str, list[float]]:
-        """Task id to 0/1 of each scored sample: what `statistics.compare_paired` takes. Tasks without any are left out."""
-        found: dict[str, list[float]] = {}
-        for result in self.results:
-            if result.passed is not None:
-                found.setdefault(result.task_id, []).append(float(result.passed))
-        return found
-
-
-def to_result(run: EpisodeRun) -> EpisodeResult:
-    """An episode in a line."""
+def to_result(run: EpisodeRun, answer: str | None = None) -> EpisodeResult:
+    """An episode in a line; `answer` is what of its text was judged."""
     trajectory = run.trajectory
     score, outcome = trajectory.score, trajectory.outcome
     return EpisodeResult(
@@ -146,6 +108,7 @@ def to_result(run: EpisodeRun) -> EpisodeResult:
         detail=score.detail if score else "",
         grader_version=score.grader_version if score else "",
         method=score.method if score else "",
+        answer=answer if score else None,
         turns=turns_of(trajectory),
         n_action=trajectory.n_action or run.usage.completion_tokens,
         version=trajectory.first_version,
@@ -154,62 +117,3 @@ def to_result(run: EpisodeRun) -> EpisodeResult:
         text=run.text,
         usage=run.usage,
     )
-
-
-def summarize(results: Sequence[EpisodeResult], *, level: float = 0.95) -> Summary:
-    """What results say together. pass@k is given for k = 1, 2, 4, ... up to the samples of a task."""
-    scored = [result for result in results if result.is_scored]
-    errors = [result for result in results if result.outcome is OutcomeStatus.ERROR]
-    truncated = [result for result in results if result.outcome is OutcomeStatus.TRUNCATED]
-    passed = sum(bool(result.passed) for result in scored)
-    by_task: dict[str, list[float]] = {result.task_id: [] for result in results}
-    for result in scored:
-        by_task[result.task_id].append(float(bool(result.passed)))
-    return Summary(
-        n_tasks=len(by_task),
-        n_samples=len(results),
-        n_scored=len(scored),
-        n_passed=passed,
-        n_truncated=len(truncated),
-        n_error=len(errors),
-        n_unscored=len(results) - len(scored) - len(errors),
-        success=passed / len(scored) if scored else None,
-        interval=clustered_interval(by_task, level) if scored else None,
-        lower_bound=passed / len(results) if results else 0.0,
-        value_mean=_mean([result.value for result in scored if result.value is not None]),
-        turns_mean=_mean([result.turns for result in scored]),
-        action_tokens_mean=_mean([result.n_action for result in scored]),
-        errors=dict(Counter(f"{result.stage}: {result.reason}" for result in errors).most_common()),
-        truncations=dict(Counter(str(result.reason) for result in truncated).most_common()),
-        pass_at_k=_pass_table(results, by_task),
-    )
-
-
-def _pass_table(results: Sequence[EpisodeResult], by_task: Mapping[str, Sequence[float]]) -> tuple[PassAtK, ...]:
-    most = max(Counter(result.task_id for result in results).values(), default=0)
-    counts = {task: (len(values), int(sum(values))) for task, values in by_task.items()}
-    ks = [1 << i for i in range(most.bit_length()) if 1 << i <= most]
-    return tuple(mean_pass_at_k(counts, k) for k in ks)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def to_record(evaluation: Evaluation) -> dict[str, Any]:
-    """The evaluation's figures as plain JSON values: summary, counts per task, versions, time."""
-    tasks: dict[str, dict[str, int]] = {}
-    for result in evaluation.results:
-        counts = tasks.setdefault(result.task_id, {"samples": 0, "scored": 0, "passed": 0, "truncated": 0, "error": 0})
-        counts["samples"] += 1
-        counts["scored"] += result.is_scored
-        counts["passed"] += bool(result.passed)
-        counts["truncated"] += result.outcome is OutcomeStatus.TRUNCATED
-        counts["error"] += result.outcome is OutcomeStatus.ERROR
-    return {
-        "summary": asdict(evaluation.summary),
-        "samples_per_task": evaluation.samples,
-        "policy_version": {"first": evaluation.version_first, "last": evaluation.version_last},
-        "seconds": evaluation.seconds,
-        "tasks": tasks,
-    }

@@ -6,7 +6,9 @@ One row per trajectory; `streams` is a list of streams, each a list of segments 
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +192,36 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
     partial.replace(path)
 
 
+def write_in_parts(path: Path, trajectories: Iterable[Trajectory], *, rows: int = 64) -> None:
+    """`write_trajectories` for more than memory holds: `rows` of them at a time, each a row group of the file."""
+    partial = path.with_name(path.name + ".partial")
+    left = iter(trajectories)
+    with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+        while part := list(islice(left, rows)):
+            writer.write_table(to_table(part))
+    partial.replace(path)
+
+
+def read_in_parts(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, a row group in memory at a time. Raises TaskFileError as `read_trajectories` does."""
+    with _readable(path):
+        file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        with _readable(path):
+            part = from_table(file.read_row_group(group))
+        yield from part
+
+
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Read a file that `write_trajectories` wrote. Raises TaskFileError naming the file if it is none."""
-    try:
+    with _readable(path):
         return from_table(pq.read_table(path))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise TaskFileError(
             f"{path} is not a trajectory file of sao-gym ({error}); give a .parquet that a run wrote"
