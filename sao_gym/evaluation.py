@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from sao_gym.errors import ConfigError
-from sao_gym.evaluation_results import EpisodeResult, EpisodeRun, Usage, to_result
+from sao_gym.evaluation_results import Ending, EpisodeResult, EpisodeRun, Usage, to_result
 from sao_gym.evaluation_summary import Evaluation, Summary, passed_by_task, summarize, to_record
 from sao_gym.protocols import Clock, Task, TaskSet
 from sao_gym.rollout import Episode
@@ -29,6 +29,7 @@ from sao_gym.stream import Trajectory
 from sao_gym.token_runner import TokenRunner
 
 __all__ = [
+    "Ending",
     "EpisodeResult",
     "EpisodeRun",
     "EpisodeRunner",

@@ -10,10 +10,22 @@ Example:
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from sao_gym.conversation import turns_of
 from sao_gym.stream import OutcomeStatus, Trajectory
+
+
+class Ending(StrEnum):
+    """What became of a sample: each has one, the first that fits in this order."""
+
+    ERROR = "error"
+    UNSCORED = "no verdict"
+    RIGHT = "right"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no answer"
+    WRONG = "wrong"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +90,19 @@ class EpisodeResult:
     def has_answer(self) -> bool:
         """Whether the policy gave an answer to judge; a grader that does not say how it judged found one."""
         return self.is_scored and self.method != "none"
+
+    @property
+    def ending(self) -> Ending:
+        """What became of the sample; the last four are the scored ones."""
+        if self.outcome is OutcomeStatus.ERROR:
+            return Ending.ERROR
+        if not self.is_scored:
+            return Ending.UNSCORED
+        if self.passed:
+            return Ending.RIGHT
+        if self.outcome is OutcomeStatus.TRUNCATED:
+            return Ending.TRUNCATED
+        return Ending.WRONG if self.has_answer else Ending.NO_ANSWER
 
     def to_record(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from sao_gym.evaluation_results import EpisodeResult, Usage
+from sao_gym.evaluation_results import Ending, EpisodeResult, Usage
 from sao_gym.majority import mean_maj_at_k, vote_classes
 from sao_gym.paired import Detectable, detectable_difference
 from sao_gym.statistics import AtK, Interval, clustered_interval, mean_pass_at_k, two_level_interval
@@ -29,8 +29,8 @@ class Summary:
     """What the results say together; means are over the scored samples, None where there is none.
 
     `lower_bound` is the success with errors and missing verdicts counted as 0. `errors` and `truncations` count by
-    reason, errors as `stage: reason`; `methods` the scored samples by how they were judged. A scored sample either
-    passed, or gave no answer, or was wrong: `n_truncated` counts across these. `interval` treats the task as what was
+    reason, errors as `stage: reason`; `methods` the scored samples by how they were judged. `endings` count
+    every sample once (`Ending`), so that of them `truncated` did not pass, where `n_truncated` counts all. `interval` treats the task as what was
     drawn, `interval_bootstrap` the task and its samples. `maj_at_k` is empty where the graders do not tell answers.
     """
 
@@ -38,8 +38,6 @@ class Summary:
     n_samples: int
     n_scored: int
     n_passed: int
-    n_no_answer: int
-    n_wrong: int
     n_truncated: int
     n_error: int
     n_unscored: int
@@ -51,6 +49,7 @@ class Summary:
     value_mean: float | None
     turns_mean: float | None
     action_tokens_mean: float | None
+    endings: Mapping[str, int]
     errors: Mapping[str, int]
     truncations: Mapping[str, int]
     methods: Mapping[str, int]
@@ -86,7 +85,7 @@ def summarize(results: Sequence[EpisodeResult], *, level: float = 0.95) -> Summa
     errors = [result for result in results if result.outcome is OutcomeStatus.ERROR]
     truncated = [result for result in results if result.outcome is OutcomeStatus.TRUNCATED]
     passed = sum(bool(result.passed) for result in scored)
-    silent = sum(not result.has_answer and not result.passed for result in scored)
+    counts = Counter(result.ending for result in results)
     values = passed_by_task(scored)
     ks = _ks(results)
     return Summary(
@@ -94,8 +93,6 @@ def summarize(results: Sequence[EpisodeResult], *, level: float = 0.95) -> Summa
         n_samples=len(results),
         n_scored=len(scored),
         n_passed=passed,
-        n_no_answer=silent,
-        n_wrong=len(scored) - passed - silent,
         n_truncated=len(truncated),
         n_error=len(errors),
         n_unscored=len(results) - len(scored) - len(errors),
@@ -107,6 +104,7 @@ def summarize(results: Sequence[EpisodeResult], *, level: float = 0.95) -> Summa
         value_mean=_mean([result.value for result in scored if result.value is not None]),
         turns_mean=_mean([result.turns for result in scored]),
         action_tokens_mean=_mean([result.n_action for result in scored]),
+        endings={ending.value: counts[ending] for ending in Ending},
         errors=dict(Counter(f"{result.stage}: {result.reason}" for result in errors).most_common()),
         truncations=dict(Counter(str(result.reason) for result in truncated).most_common()),
         methods=dict(Counter(result.method or "not said" for result in scored).most_common()),
