@@ -1,8 +1,8 @@
 """Fixtures that every part of the suite shares, and what decides which special tests this machine can run."""
 
+import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,6 +15,9 @@ import pytest
 from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden" / "golden.json"
+SANDBOXES = Path(__file__).parent / "envs" / "sandboxes"
+if str(SANDBOXES) not in sys.path:
+    sys.path.append(str(SANDBOXES))  # helpers of the tests in containers: docker_engine, docker_image
 
 # A busy machine is not a bug, so examples have no deadline. HYPOTHESIS_PROFILE=thorough looks far longer.
 settings.register_profile("fast", deadline=None)
@@ -58,10 +61,11 @@ def smollm2_dir(pytestconfig: pytest.Config) -> Path:
 def missing(marker: str) -> str | None:
     """Why tests of this marker cannot run here, None where they can."""
     if marker == "docker":
-        if shutil.which("docker") is None:
-            return "no docker program"
-        asked = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=30)
-        return None if asked.returncode == 0 else "no Docker engine answers"
+        if importlib.util.find_spec("docker") is None:
+            return "the package docker is not installed"
+        from docker_engine import missing_engine
+
+        return str(reason) if (reason := missing_engine()) else None
     if marker == "gpu":
         import torch
 
@@ -73,3 +77,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in ("docker", "gpu"):
         if item.get_closest_marker(marker) and (reason := missing(marker)):
             pytest.skip(reason)
+
+
+def pytest_unconfigure() -> None:
+    if "docker_engine" in sys.modules:
+        sys.modules["docker_engine"].leave_engine()

@@ -1,0 +1,79 @@
+"""A spec as a container of Docker's: what it may take, and what it must not have.
+
+Example:
+    create = container(SandboxSpec(image="python:3.12-slim"), name="sao-gym-1", run="", argv=["bash"])
+    create(docker.from_env().api)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sao_gym.envs.sandboxes.docker_reaper import labels
+from sao_gym.envs.sandboxes.spec import MIB, SandboxSpec, ShellLimits
+from sao_gym.errors import SandboxUnavailableError
+
+DEFAULT_IMAGE = "python:3.12-slim"
+SHM_BYTES = 64 * MIB
+OPEN_FILES = 4096
+
+
+def container(spec: SandboxSpec, *, name: str, run: str, argv: Sequence[str]) -> Callable[[Any], str]:
+    """A function that creates the container of `spec` with an engine's API and returns its id.
+
+    Raises SandboxUnavailableError where the engine has no such image.
+    """
+
+    def create(api: Any) -> str:
+        from docker.errors import ImageNotFound
+
+        try:
+            made = api.create_container(
+                spec.image or DEFAULT_IMAGE,
+                name=name,
+                entrypoint=list(argv),
+                command=[],
+                user=spec.user or None,
+                hostname="sandbox",
+                stdin_open=True,  # once: the shell sees the end of its input when the connection is lost
+                healthcheck={"test": ["NONE"]},
+                labels=labels(run=run, episode=spec.label),
+                host_config=host_config(api, spec),
+            )
+        except ImageNotFound as error:
+            raise SandboxUnavailableError(missing_image(spec.image or DEFAULT_IMAGE)) from error
+        return str(made["Id"])
+
+    return create
+
+
+def missing_image(image: str) -> str:
+    """What to do about an image that the engine does not have."""
+    return f"the Docker engine has no image {image!r}; get it with `docker pull {image}`, or build or import it"
+
+
+def host_config(api: Any, spec: SandboxSpec) -> Any:
+    """Bounds and rights: no network, no capabilities, no new privileges, no swap, no log on the engine's disk."""
+    from docker.types import LogConfig
+
+    limits = spec.limits
+    return api.create_host_config(
+        mem_limit=limits.memory_bytes,
+        memswap_limit=limits.memory_bytes,
+        pids_limit=limits.processes,
+        nano_cpus=int(limits.cpus * 1e9),
+        shm_size=min(SHM_BYTES, limits.disk_bytes),
+        ulimits=_ulimits(limits),
+        network_mode="bridge" if spec.network else "none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        ipc_mode="private",
+        log_config=LogConfig(type="none"),
+        tmpfs={"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_bytes}"},
+    )
+
+
+def _ulimits(limits: ShellLimits) -> list[Any]:
+    from docker.types import Ulimit
+
+    bounds = {"core": 0, "nofile": OPEN_FILES, "fsize": limits.disk_bytes, "memlock": 64 * 1024, "msgqueue": 819200}
+    return [Ulimit(name=name, soft=bound, hard=bound) for name, bound in bounds.items()]
