@@ -57,6 +57,11 @@ class EpisodeRunner(Protocol):
         """The policy's version now; 0 for one that never changes."""
         ...
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn, so that every sample of a task says the same."""
+        ...
+
     async def run(self, episode: Episode) -> EpisodeRun:
         """One episode. Raises UserError for what ends the whole evaluation; other failures are outcomes `error`."""
         ...
@@ -144,7 +149,7 @@ def _check(runner: EpisodeRunner, tasks: Sequence[Task], samples: int, concurren
         raise ConfigError("there are no tasks to evaluate; give at least one")
     if samples < 1 or concurrency < 1:
         raise ConfigError(f"samples and concurrency must be at least 1, got {samples} and {concurrency}")
-    if samples > 1 and isinstance(runner, TokenRunner) and runner.is_greedy:
+    if samples > 1 and runner.is_greedy:
         raise ConfigError(f"greedy decoding says the same {samples} times; take 1 sample, or a temperature above 0")
 
 
