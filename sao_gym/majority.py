@@ -9,7 +9,7 @@ Example:
     >>> votes.classes
     (0, 0, 1, None)
     >>> maj_at_k(votes.classes, votes.is_right, 3).value
-    0.875
+    0.75
 """
 
 import math

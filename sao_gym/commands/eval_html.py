@@ -17,6 +17,7 @@ from pathlib import Path
 from sao_gym.commands.eval_html_figures import ENDINGS, ends, figures_table
 from sao_gym.commands.eval_html_page import page
 from sao_gym.commands.eval_html_records import (
+    MOST_CHARS,
     BenchmarkView,
     EpisodeView,
     HtmlReport,
@@ -58,7 +59,7 @@ def render_html(report: HtmlReport, *, budget_chars: int = BUDGET_CHARS) -> str:
 
 
 def segment_limit(report: HtmlReport, budget_chars: int) -> int:
-    """Most characters that a segment shows: the largest bound with which all of them fit, at least `LEAST_CHARS`."""
+    """Most characters that a segment shows: the largest bound up to `MOST_CHARS` with which all fit, or `LEAST_CHARS`."""
     lengths = sorted(
         len(segment.text) for view in report.benchmarks for episode in view.episodes for segment in episode.segments
     )
@@ -66,9 +67,9 @@ def segment_limit(report: HtmlReport, budget_chars: int) -> int:
     for index, length in enumerate(lengths):
         share = room // (len(lengths) - index)
         if length > share:
-            return max(share, LEAST_CHARS)
+            return min(max(share, LEAST_CHARS), MOST_CHARS)
         room -= length
-    return max(lengths, default=LEAST_CHARS)
+    return MOST_CHARS
 
 
 def _overview(report: HtmlReport) -> Markup:
