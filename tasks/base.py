@@ -9,6 +9,7 @@ Example:
 """
 
 import base64
+import csv
 import datetime
 import hashlib
 import json
@@ -24,6 +25,7 @@ from typing import Any
 from sao_gym.errors import ConfigError, TaskFileError
 from sao_gym.jsonl import read_jsonl, write_jsonl
 from sao_gym.protocols import Task
+from sao_gym.tasks.hub import Record, is_hub_path, parse_hub_path, read_hub
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "problem", "question"),
@@ -84,22 +86,31 @@ def hash_tasks(tasks: Iterable[Task]) -> str:
 
 
 def load_tasks(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
-    """Tasks of a `.parquet` file, or of JSON lines under any other name; `mapping` as in `load_jsonl`.
+    """Tasks of a file, or of a data set on the Hub under a path like `hf:owner/name:split` (see `hub.parse_hub_path`).
 
-    A file that has not changed is read once per process: every environment of a run asks for the same one.
+    Files are parquet or CSV where their names end so, else JSON lines; `mapping` as in `load_jsonl`. What has not
+    changed is read once per process: every environment of a run asks for the same one. Raises TaskFileError.
     """
+    columns = tuple((mapping or {}).items())
+    if is_hub_path(path):
+        return _load_hub_once(str(path), columns)
     path = Path(path).absolute()
     try:
         status = path.stat()
     except OSError as error:
         raise TaskFileError(f"cannot read {path}: {error.strerror}; give the path of a task file") from error
-    return _load_once(path, (status.st_mtime_ns, status.st_size, status.st_ino), tuple((mapping or {}).items()))
+    return _load_once(path, (status.st_mtime_ns, status.st_size, status.st_ino), columns)
 
 
 @lru_cache(maxsize=8)
 def _load_once(path: Path, state: tuple[int, ...], mapping: tuple[tuple[str, str], ...]) -> ListTaskSet:
-    load = load_parquet if path.suffix == ".parquet" else load_jsonl
-    return load(path, dict(mapping))
+    return tasks_from_records(path.stem, read_records(path), dict(mapping), where=str(path))
+
+
+@lru_cache(maxsize=8)
+def _load_hub_once(path: str, mapping: tuple[tuple[str, str], ...]) -> ListTaskSet:
+    rows = read_hub(parse_hub_path(path))
+    return tasks_from_records(path, rows.records, dict(mapping), where=path)
 
 
 def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
@@ -110,20 +121,50 @@ def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None =
     TaskFileError, also for a record without a column that `mapping` names.
     """
     path = Path(path)
-    return _task_set(path, ((f"line {number}", value) for number, value in read_jsonl(path)), mapping)
+    return tasks_from_records(path.stem, _read_jsonl(path), mapping, where=str(path))
 
 
 def load_parquet(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
     """Tasks of a parquet file; `mapping` as in `load_jsonl`. Raises TaskFileError."""
+    path = Path(path)
+    return tasks_from_records(path.stem, _read_parquet(path), mapping, where=str(path))
+
+
+def read_records(path: Path) -> Iterable[Record]:
+    """(place, record) of each row of a task file, in the format that its name ends in. Raises TaskFileError."""
+    read = {".parquet": _read_parquet, ".csv": _read_csv}.get(path.suffix.lower(), _read_jsonl)
+    return read(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[Record]:
+    return ((f"line {number}", value) for number, value in read_jsonl(path))
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as parquet  # only here: most task files are JSON lines
 
-    path = Path(path)
     try:
         rows = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise TaskFileError(f"cannot read {path}: {reason}; give the path of a parquet file") from error
-    return _task_set(path, ((f"row {i}", row) for i, row in enumerate(rows, start=1)), mapping)
+    return ((f"row {i}", row) for i, row in enumerate(rows, start=1))
+
+
+def _read_csv(path: Path) -> Iterator[Record]:
+    """A row with too few cells has None in the last columns; one with too many is refused."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [(f"line {reader.line_num}", dict(row)) for row in reader]
+    except OSError as error:
+        raise TaskFileError(f"cannot read {path}: {error.strerror}; give the path of a CSV file") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise TaskFileError(f"cannot read {path}: {error}; save it as CSV with a header, in UTF-8") from error
+    for place, row in rows:
+        if None in row:
+            raise TaskFileError(f"{path}, {place}: more cells than the header has; is a quotation mark missing?")
+    return iter(rows)
 
 
 def save_jsonl(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
@@ -131,7 +172,10 @@ def save_jsonl(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:
     write_jsonl(path, ({"id": t.id, "prompt": t.prompt, "answer": t.answer, "info": dict(t.info)} for t in tasks))
 
 
-def _task_set(path: Path, records: Iterable[tuple[str, Any]], mapping: Mapping[str, str] | None) -> ListTaskSet:
+def tasks_from_records(
+    name: str, records: Iterable[Record], mapping: Mapping[str, str] | None = None, *, where: str
+) -> ListTaskSet:
+    """A task set from rows; `where` names their source in messages. Raises TaskFileError, ConfigError."""
     mapping = dict(mapping or {})
     unknown = [key for key in mapping if key not in COLUMNS]
     if unknown:
@@ -139,45 +183,45 @@ def _task_set(path: Path, records: Iterable[tuple[str, Any]], mapping: Mapping[s
     tasks: list[Task] = []
     places: dict[str, str] = {}
     for place, record in records:
-        task = _task(path, place, record, mapping)
+        task = _task(where, place, record, mapping)
         if task.id in places:
-            raise TaskFileError(f"{path}, {place}: the id {task.id!r} was given at {places[task.id]} already")
+            raise TaskFileError(f"{where}, {place}: the id {task.id!r} was given at {places[task.id]} already")
         places[task.id] = place
         tasks.append(task)
     if not tasks:
-        raise TaskFileError(f"{path} holds no tasks; it needs at least one record")
-    return ListTaskSet(path.stem, tasks)
+        raise TaskFileError(f"{where} holds no tasks; it needs at least one record")
+    return ListTaskSet(name, tasks)
 
 
-def _task(path: Path, place: str, record: Any, mapping: Mapping[str, str]) -> Task:
+def _task(where: str, place: str, record: Any, mapping: Mapping[str, str]) -> Task:
     if not isinstance(record, dict):
-        raise TaskFileError(f"{path}, {place}: expected a JSON object, got {type(record).__name__}")
-    columns = {field: _column(path, place, record, field, mapping) for field in COLUMNS}
+        raise TaskFileError(f"{where}, {place}: expected a JSON object, got {type(record).__name__}")
+    columns = {field: _column(where, place, record, field, mapping) for field in COLUMNS}
     prompt_column = columns["prompt"]
     if prompt_column is None or not isinstance(record.get(prompt_column), str):
         wanted = mapping.get("prompt") or " or ".join(COLUMNS["prompt"])
         found = "" if prompt_column is None else f" but a {type(record[prompt_column]).__name__}"
         raise TaskFileError(
-            f"{path}, {place}: no text under {prompt_column or wanted}{found}; columns there: "
+            f"{where}, {place}: no text under {prompt_column or wanted}{found}; columns there: "
             f"{', '.join(map(str, record)) or 'none'}. Say which column holds what with a column mapping"
         )
-    prompt, answer = record[prompt_column], _text(path, place, record, columns["answer"])
-    given = _text(path, place, record, columns["id"])
+    prompt, answer = record[prompt_column], _text(where, place, record, columns["answer"])
+    given = _text(where, place, record, columns["id"])
     task_id = given or hashlib.sha256(f"{prompt}\x1f{answer}".encode(errors="surrogatepass")).hexdigest()[:16]
     info = {key: value for key, value in record.items() if key not in columns.values() and key != "info"}
     nested = record.get("info")
     info.update(nested if isinstance(nested, dict) else {} if nested is None else {"info": nested})
     if _HALF_CHARACTER.search(task_id):
-        raise TaskFileError(f"{path}, {place}: the id {task_id!r} holds half a character (a lone surrogate)")
+        raise TaskFileError(f"{where}, {place}: the id {task_id!r} holds half a character (a lone surrogate)")
     return Task(id=task_id, prompt=prompt, answer=answer, info={key: _plain(value) for key, value in info.items()})
 
 
-def _column(path: Path, place: str, record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:
+def _column(where: str, place: str, record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:
     """The column of a field: as mapped, or the first of its names that holds something."""
     if field in mapping:
         if mapping[field] not in record:
             raise TaskFileError(
-                f"{path}, {place}: the column mapping says that {field} stands under {mapping[field]!r}; columns "
+                f"{where}, {place}: the column mapping says that {field} stands under {mapping[field]!r}; columns "
                 f"there: {', '.join(map(str, record)) or 'none'}"
             )
         return mapping[field]
@@ -198,12 +242,12 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _text(path: Path, place: str, record: Mapping[str, Any], column: str | None) -> str:
+def _text(where: str, place: str, record: Mapping[str, Any], column: str | None) -> str:
     value = None if column is None else record[column]
     if value is None:
         return ""
     if not isinstance(value, str | int | float | Decimal):
-        raise TaskFileError(f"{path}, {place}: {column!r} must be text or a number, got {type(value).__name__}")
+        raise TaskFileError(f"{where}, {place}: {column!r} must be text or a number, got {type(value).__name__}")
     if not isinstance(value, str) and not math.isfinite(value):
-        raise TaskFileError(f"{path}, {place}: {column!r} must be text or a finite number, got {value}")
+        raise TaskFileError(f"{where}, {place}: {column!r} must be text or a finite number, got {value}")
     return str(value)
