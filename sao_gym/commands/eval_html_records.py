@@ -155,7 +155,8 @@ def _of_message(message: Message, most: int) -> SegmentView:
         call.raw or f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=str)})"
         for call in message.tool_calls
     ]
-    facts = [f"{len(message.tool_calls)} calls"] if message.tool_calls else []
+    n_calls = len(message.tool_calls)
+    facts = [f"{n_calls} call{'' if n_calls == 1 else 's'}"] if n_calls else []
     facts += ["cut by a length limit"] if message.is_truncated else []
     return SegmentView(
         is_action=message.role == "assistant",
