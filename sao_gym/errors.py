@@ -29,6 +29,10 @@ class ModelError(UserError):
     """A model folder that is missing, corrupt or of a kind that cannot be used."""
 
 
+class ApiError(UserError):
+    """An API that cannot be reached, or that refuses the key, the model or every request."""
+
+
 class CheckpointError(UserError):
     """A checkpoint that is incomplete, of another shape, or cannot be resumed."""
 

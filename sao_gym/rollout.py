@@ -78,14 +78,14 @@ async def white_box(
     outcome: Outcome | None = None
     try:
         drive = _drive(env, engine, episode, sampling, progress, on_version or (lambda version: None))
-        if await _within(clock, env.budgets.wall_clock_s, drive) is None:
+        if await within(clock, env.budgets.wall_clock_s, drive) is None:
             if not progress.is_begun:
                 raise EpisodeError(
                     f"the environment was not ready within the episode's {env.budgets.wall_clock_s:g} s",
                     kind="reset_timeout",
                 )
             grading = env.finish_async(TruncationReason.WALL_CLOCK)
-            await _in_time(clock, GRADING_S, grading, "the grade of an episode that ran out of time")
+            await in_time(clock, GRADING_S, grading, "the grade of an episode that ran out of time")
     except (UserError, InvariantError):
         raise
     except EpisodeError as error:
@@ -199,7 +199,7 @@ def _record(
     )
 
 
-async def _within(clock: Clock, seconds: float | None, work: Coroutine[Any, Any, T]) -> T | None:
+async def within(clock: Clock, seconds: float | None, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None if it took longer than `seconds` and was cancelled."""
     if seconds is None:
         return await work
@@ -214,14 +214,15 @@ async def _within(clock: Clock, seconds: float | None, work: Coroutine[Any, Any,
         await asyncio.gather(task, alarm, return_exceptions=True)
 
 
-async def _in_time(clock: Clock, seconds: float, work: Coroutine[Any, Any, T], what: str) -> T | None:
+async def in_time(clock: Clock, seconds: float, work: Coroutine[Any, Any, T], what: str) -> T | None:
+    """The result of `work`. Raises EpisodeError of kind `grading_timeout`, naming `what`, if it took longer."""
     done: list[T] = []
 
     async def run() -> bool:
         done.append(await work)
         return True
 
-    if await _within(clock, seconds, run()) is None:
+    if await within(clock, seconds, run()) is None:
         raise EpisodeError(f"waited {seconds:g} s for {what}", kind="grading_timeout")
     return done[0]
 

@@ -92,16 +92,21 @@ class TokenEpisode:
         return segment.token_ids, outcome
 
     def end(self, outcome: Outcome, score: Score | None, *, is_late: bool) -> None:
-        """Record how the episode ended. Without a score the rewards are the score, unless the verdict `is_late`."""
-        value = sum(self.rewards)
-        if score is None and not is_late:
-            score = Score(value=value, passed=value > 0, detail="sum of rewards")
-        if score is not None:
-            is_changed = abs(value - score.value) > 1e-6  # by a wrapper of rewards: what it left is the score
-            if is_changed or len(score.per_action) not in (0, len(self.rewards)):
-                score = replace(score, value=value if is_changed else score.value, per_action=())
-            score = with_shares(score, self.rewards)
-        self.outcome, self.score = outcome, score
+        """Record how the episode ended; see `final_score`."""
+        self.outcome, self.score = outcome, final_score(self.rewards, score, is_late=is_late)
+
+
+def final_score(rewards: Sequence[float], score: Score | None, *, is_late: bool) -> Score | None:
+    """An episode's score from its `rewards` per action and a verdict. Without one the rewards are it, unless it `is_late`."""
+    value = sum(rewards)
+    if score is None and not is_late:
+        score = Score(value=value, passed=value > 0, detail="sum of rewards")
+    if score is None:
+        return None
+    is_changed = abs(value - score.value) > 1e-6  # by a wrapper of rewards: what it left is the score
+    if is_changed or len(score.per_action) not in (0, len(rewards)):
+        score = replace(score, value=value if is_changed else score.value, per_action=())
+    return with_shares(score, rewards)
 
 
 def _cut_by(action: Generation, limit: Limit) -> TruncationReason | None:
