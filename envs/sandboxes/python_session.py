@@ -13,14 +13,14 @@ Example:
 import asyncio
 import os
 import warnings
-from collections.abc import Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
 
 from sao_gym.envs.sandboxes.box import Box, Reply
 from sao_gym.envs.sandboxes.bubblewrap import BoxPlan, find_bwrap
+from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.limits import CellResult, Guarantees, SandboxLimits
+from sao_gym.envs.sandboxes.output import join_cut
 from sao_gym.envs.sandboxes.seccomp import filter_program
 from sao_gym.errors import ConfigError, SandboxError, SandboxUnavailableError
 
@@ -73,12 +73,7 @@ def read_cell(reply: Reply, limit_s: float) -> CellResult:
         status, left_out, note = reply.header["status"], int(reply.header["truncated"]), reply.header["note"]
     except (KeyError, TypeError, ValueError) as error:
         raise SandboxError(f"a sandbox broke its protocol ({error!r})") from error
-    if left_out:
-        whole_head, whole_tail = _drop_partial_end(head), _drop_partial_start(tail)
-        left_out += len(head) + len(tail) - len(whole_head) - len(whole_tail)
-        text = f"{_decode(whole_head)}\n[{left_out} bytes left out]\n{_decode(whole_tail)}"
-    else:
-        text = _decode(head + tail)
+    text, left_out = join_cut(head, tail, left_out)
     if status == "timeout":
         text = _with_note(text, f"[stopped after {limit_s:g} s; the Python state is lost]")
     elif status == "died":
@@ -86,30 +81,9 @@ def read_cell(reply: Reply, limit_s: float) -> CellResult:
     return CellResult(text, timed_out=status == "timeout", truncated=left_out, died=status == "died")
 
 
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
 def _with_note(text: str, note: str) -> str:
     separator = "\n" if text and not text.endswith("\n") else ""
     return f"{text}{separator}{note}\n"
-
-
-def _drop_partial_end(data: bytes) -> bytes:
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        size = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4 if byte >> 3 == 0b11110 else 1
-        return data[:-back] if size > back else data
-    return data
-
-
-def _drop_partial_start(data: bytes) -> bytes:
-    start = 0
-    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
-        start += 1
-    return data[start:]
 
 
 class PythonPool:
@@ -194,7 +168,7 @@ class PythonPool:
     async def give_back(self, box: Box) -> None:
         """Take a box back from a session: clean, or out of the world. Finishes even when cancelled."""
         if box in self._leased:
-            await _finish(self._recycle(box))
+            await finish(self._recycle(box))
 
     async def _recycle(self, box: Box) -> None:
         try:
@@ -211,7 +185,7 @@ class PythonPool:
         self._is_closed = True
         boxes = [*self._idle, *self._leased]
         self._idle.clear()
-        await _finish(_close_all(boxes))
+        await finish(_close_all(boxes))
 
     async def __aenter__(self) -> "PythonPool":
         return self
@@ -224,19 +198,3 @@ class PythonPool:
 
 async def _close_all(boxes: list[Box]) -> None:
     await asyncio.gather(*(box.close() for box in boxes))
-
-
-async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end; a cancellation that arrives meanwhile is passed on afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
