@@ -164,11 +164,11 @@ def _attach(api: Any, name: str) -> socket.socket:
     """The hijacked connection of an attached container; ours to close."""
     streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
     found = api.attach_socket(name, params=streams)
-    found = getattr(found, "_sock", found)
-    if isinstance(found, ssl.SSLSocket):
-        return found
-    with found:
-        return socket.socket(fileno=os.dup(found.fileno()))
+    plain = getattr(found, "_sock", found)
+    if isinstance(plain, ssl.SSLSocket):
+        return plain
+    with plain, found:  # a copy, so that nothing of the SDK's holds the connection open after it is closed here
+        return socket.socket(fileno=os.dup(plain.fileno()))
 
 
 @contextmanager

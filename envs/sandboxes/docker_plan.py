@@ -5,6 +5,8 @@ Example:
     create(docker.from_env().api)
 """
 
+import io
+import tarfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ def container(spec: SandboxSpec, *, name: str, run: str, argv: Sequence[str]) ->
                 entrypoint=list(argv),
                 command=[],
                 user=spec.user or None,
+                working_dir=None if spec.user else spec.workdir,  # made where it is not there
                 hostname="sandbox",
                 stdin_open=True,  # once: the shell sees the end of its input when the connection is lost
                 healthcheck={"test": ["NONE"]},
@@ -41,9 +44,26 @@ def container(spec: SandboxSpec, *, name: str, run: str, argv: Sequence[str]) ->
             )
         except ImageNotFound as error:
             raise SandboxUnavailableError(missing_image(spec.image or DEFAULT_IMAGE)) from error
+        if spec.user:
+            _open_folder(api, name, spec.workdir)
         return str(made["Id"])
 
     return create
+
+
+def _open_folder(api: Any, name: str, folder: str) -> None:
+    """Let any user write to a folder that the image does not have; the engine makes it for root alone."""
+    from docker.errors import NotFound
+
+    try:
+        api.get_archive(name, folder)
+    except NotFound:
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            member = tarfile.TarInfo(folder.strip("/"))
+            member.type, member.mode = tarfile.DIRTYPE, 0o777
+            archive.addfile(member)
+        api.put_archive(name, "/", data.getvalue())
 
 
 def missing_image(image: str) -> str:

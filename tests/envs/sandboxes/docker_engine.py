@@ -23,6 +23,7 @@ import requests
 
 INSTALL = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "-qq", "-y", "--no-install-recommends", "install")
 NETWORK = ("--iptables=false", "--ip6tables=false", "--bridge=none")
+DATA_BYTES = 3 << 30
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -114,10 +115,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def keep(folder: Path) -> None:
     """Run an engine in `folder` for as long as somebody uses it, then remove every trace of it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _mount_data(folder / "data")
     with (folder / "engine.log").open("ab") as log:
         engine = subprocess.Popen(_engine_command(folder), stdout=log, stderr=log, start_new_session=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not before: the engine would inherit it
+        signal.signal(number, signal.SIG_IGN)
     try:
         if _wait_until_up(folder, engine):
             (folder / "ready").touch()
@@ -130,6 +132,12 @@ def keep(folder: Path) -> None:
         _stop(engine)
         _unmount(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mount_data(data: Path) -> None:
+    """Keep images and containers in memory: fast to make and to remove, and no test can fill this machine's disk."""
+    data.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DATA_BYTES},mode=711", "data", str(data)], check=False)
 
 
 def _engine_command(folder: Path) -> list[str]:
