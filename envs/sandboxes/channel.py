@@ -224,10 +224,11 @@ class ShellChannel:
         return ExecResult(stdout=stdout, stderr=stderr, exit_code=code, timed_out=timed_out, truncated=left_out + more)
 
     async def read(self, path: str, timeout_s: float = 60.0) -> bytes:
-        """Bytes of a file inside, over DATA. Raises SandboxError if it cannot be read or is too large."""
+        """Bytes of a file inside, over DATA or, where there is none, over STDOUT. Raises SandboxError if it cannot be read or is too large."""
         collected = _Collected(self._limits.file_bytes)
         command = f"exec head -c {self._limits.file_bytes + 1} -- {shlex.quote(path)}"
-        await self._file("read", path, command, timeout_s, {DATA: collected.add})
+        stream = DATA if DATA in self._streams else STDOUT
+        await self._file("read", path, command, timeout_s, {stream: collected.add})
         if len(collected.data) > self._limits.file_bytes:
             raise SandboxError(f"{path!r} in a sandbox is larger than file_bytes = {self._limits.file_bytes}")
         return bytes(collected.data)
