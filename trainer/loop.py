@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sao_gym.conversation import require_token_records
 from sao_gym.errors import EngineError, InvariantError, RunFolderError, TaskFileError, UserError
 from sao_gym.ledger import Ledger
 from sao_gym.loops import run_blocking, submit
@@ -74,7 +75,9 @@ def recorded_batches(source: Path, batch_size: int, steps: int) -> Iterator[list
     rows: list[Trajectory] = []
     made = 0
     for path in sorted(recorded_folder(source).glob("*.parquet")):
-        rows += [t for t in read_trajectories(path) if t.n_action and t.score is not None and not t.outcome.is_error]
+        found = read_trajectories(path)
+        require_token_records(found, path)
+        rows += [t for t in found if t.n_action and t.score is not None and not t.outcome.is_error]
         while len(rows) >= batch_size and made < steps:
             yield rows[:batch_size]
             rows, made = rows[batch_size:], made + 1
