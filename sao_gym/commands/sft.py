@@ -23,6 +23,7 @@ from sao_gym.commands.environments import Environments
 from sao_gym.commands.policy import Trial, env_options, heldout_options
 from sao_gym.commands.presets import SFT_PRESETS
 from sao_gym.config import Resolved, dump, find_preset, help_text, preset_names, resolve, setting
+from sao_gym.conversation import require_token_records
 from sao_gym.demonstrations import (
     content_hash,
     conversations,
@@ -310,7 +311,9 @@ def _trajectories(config: SftConfig, chat: Chat, model: Any) -> list[Trajectory]
     path = config.data.file
     if path is None or not path.endswith(".parquet"):
         return _written(config, chat, None if path else _demonstrations(config))
-    found = [t for t in read_trajectories(Path(path)) if t.n_action and not t.outcome.is_error]
+    recorded = read_trajectories(Path(path))
+    require_token_records(recorded, path)
+    found = [t for t in recorded if t.n_action and not t.outcome.is_error]
     if not found:
         raise ConfigError(f"{path} holds no trajectory with action tokens; give one that a run wrote")
     largest = max(int(stream.token_ids.max()) for t in found for stream in t.streams)
