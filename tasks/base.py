@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -117,7 +118,8 @@ def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None =
     """Tasks of a JSON lines file.
 
     `mapping` says which column holds `prompt`, `answer` and `id`; what it leaves out is looked for (see `COLUMNS`).
-    Without an id column, a hash of prompt and answer is the id. Other columns become `info`, as JSON has them. Raises
+    Without an id column, a hash of prompt and answer is the id (with a number behind it where a row stands there
+    again). Other columns become `info`, as JSON has them. Raises
     TaskFileError, also for a record without a column that `mapping` names.
     """
     path = Path(path)
@@ -182,8 +184,9 @@ def tasks_from_records(
         raise ConfigError(f"unknown task field {unknown[0]!r} in a column mapping; fields: {', '.join(COLUMNS)}")
     tasks: list[Task] = []
     places: dict[str, str] = {}
+    copies: Counter[str] = Counter()
     for place, record in records:
-        task = _task(where, place, record, mapping)
+        task = _task(where, place, record, mapping, copies)
         if task.id in places:
             raise TaskFileError(f"{where}, {place}: the id {task.id!r} was given at {places[task.id]} already")
         places[task.id] = place
@@ -193,7 +196,7 @@ def tasks_from_records(
     return ListTaskSet(name, tasks)
 
 
-def _task(where: str, place: str, record: Any, mapping: Mapping[str, str]) -> Task:
+def _task(where: str, place: str, record: Any, mapping: Mapping[str, str], copies: Counter[str]) -> Task:
     if not isinstance(record, dict):
         raise TaskFileError(f"{where}, {place}: expected a JSON object, got {type(record).__name__}")
     columns = {field: _column(where, place, record, field, mapping) for field in COLUMNS}
@@ -206,14 +209,20 @@ def _task(where: str, place: str, record: Any, mapping: Mapping[str, str]) -> Ta
             f"{', '.join(map(str, record)) or 'none'}. Say which column holds what with a column mapping"
         )
     prompt, answer = record[prompt_column], _text(where, place, record, columns["answer"])
-    given = _text(where, place, record, columns["id"])
-    task_id = given or hashlib.sha256(f"{prompt}\x1f{answer}".encode(errors="surrogatepass")).hexdigest()[:16]
+    task_id = _text(where, place, record, columns["id"]) or _hashed_id(prompt, answer, copies)
     info = {key: value for key, value in record.items() if key not in columns.values() and key != "info"}
     nested = record.get("info")
     info.update(nested if isinstance(nested, dict) else {} if nested is None else {"info": nested})
     if _HALF_CHARACTER.search(task_id):
         raise TaskFileError(f"{where}, {place}: the id {task_id!r} holds half a character (a lone surrogate)")
     return Task(id=task_id, prompt=prompt, answer=answer, info={key: _plain(value) for key, value in info.items()})
+
+
+def _hashed_id(prompt: str, answer: str, copies: Counter[str]) -> str:
+    """An id for a row that has none; equal rows are told apart by `copies`, how often each was met."""
+    made = hashlib.sha256(f"{prompt}\x1f{answer}".encode(errors="surrogatepass")).hexdigest()[:16]
+    copies[made] += 1
+    return made if copies[made] == 1 else f"{made}-{copies[made]}"
 
 
 def _column(where: str, place: str, record: Mapping[str, Any], field: str, mapping: Mapping[str, str]) -> str | None:

@@ -1,19 +1,28 @@
 """JSON lines that survive what strings may hold: case CF-01."""
 
+import importlib
 import json
+import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sao_gym.chat import make_chat
+from sao_gym.completions import read_script
+from sao_gym.demonstrations import read_conversations
 from sao_gym.errors import TaskFileError
 from sao_gym.jsonl import append_jsonl, dump_line, read_jsonl, write_jsonl
-from sao_gym.runfolder import RunFolder
+from sao_gym.policy_loading import byte_tokenizer
+from sao_gym.runfolder import METRICS, RunFolder
+from sao_gym.tasks.base import load_jsonl
+from sao_gym.tasks.benchmarks import load_benchmark
 
 NASTY = ["a\u2028b", "a\u2029b", "a\u0085b", "a\u000bb", "a\r\nb"]
 
@@ -25,6 +34,112 @@ def test_every_line_end_but_lf_is_text(tmp_path: Path) -> None:
     lines.insert(2, "")
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
     assert list(read_jsonl(path)) == [(n, {"x": text}) for n, text in zip([1, 2, 4, 5, 6], NASTY, strict=True)]
+
+
+CHAT = make_chat(byte_tokenizer())
+
+
+def read_prompts(path: Path) -> list[str]:
+    return [task.prompt for task in load_jsonl(path)]
+
+
+def read_benchmark_prompts(path: Path) -> list[str]:
+    return [task.prompt for task in load_benchmark("aime2025", data=path).tasks]
+
+
+def read_answers(path: Path) -> list[str]:
+    actions = [row.streams[0].actions[0].token_ids for row in read_conversations(path, CHAT)]
+    return [CHAT.parse(ids).content for ids in actions]
+
+
+def read_turns(path: Path) -> list[str]:
+    return list(read_script(path).turns)
+
+
+def conversation(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": text}]}
+
+
+READERS: Mapping[str, tuple[Callable[[str], Any], Callable[[Path], list[str]]]] = MappingProxyType(
+    {
+        "tasks": (lambda text: {"problem": text, "answer": "1"}, read_prompts),
+        "benchmark": (lambda text: {"problem": text, "answer": "1"}, read_benchmark_prompts),
+        "demonstrations": (conversation, read_answers),
+        "completions": (lambda text: text, read_turns),
+    }
+)
+"""How a text stands in a file that people bring, and what reads it there."""
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_every_reader_of_what_people_bring_takes_every_oddity(kind: str, tmp_path: Path) -> None:
+    """Case CF-01: five records, a BOM, CRLF, a blank line in the middle, no final newline."""
+    record, read = READERS[kind]
+    lines = [json.dumps(record(text), ensure_ascii=False) for text in NASTY]
+    lines.insert(2, "")
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert read(path) == NASTY
+    write_jsonl(path, map(record, NASTY))
+    assert read(path) == NASTY
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_every_reader_names_a_broken_line_as_an_editor_counts_it(kind: str, tmp_path: Path) -> None:
+    """Case CF-01: blank lines count, U+2028 within a line does not."""
+    record, read = READERS[kind]
+    path = tmp_path / "t.jsonl"
+    whole = json.dumps(record(NASTY[0]), ensure_ascii=False)
+    path.write_bytes(f"{whole}\r\n\r\n{whole}\n{whole[:-1]}\n".encode())
+    with pytest.raises(TaskFileError, match=f"^{re.escape(str(path))}, line 4, column [0-9]+: ") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+BROKEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "eval --tasks": (
+            "eval",
+            "--env",
+            "arithmetic",
+            "--engine",
+            "scripted",
+            "--completions",
+            "said",
+            "--tasks",
+            "bad",
+        ),
+        "eval --completions": ("eval", "--env", "arithmetic", "--engine", "scripted", "--completions", "bad"),
+        "sft --data": ("sft", "--new", "qwen3_tiny", "--out", "run", "--data", "bad"),
+        "train --tasks": ("train", "--preset", "quickstart", "--tasks", "bad", "--out", "run", "--model", "none"),
+    }
+)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_command_ends_with_one_sentence_at_a_broken_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case CF-01: exit code 2, file, line and column."""
+    monkeypatch.chdir(tmp_path)
+    Path("said").write_text('"one"\n')
+    Path("bad").write_text('\n{"problem": "a\u2028b", "answer": 1]\n')
+    command, *words = BROKEN[name]
+    assert importlib.import_module(f"sao_gym.commands.{command}").main(words) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"bad, line 2, column \d+: expecting ',' delimiter", said)
+
+
+def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
+    """Case CF-01."""
+    with RunFolder.create(tmp_path / "run") as run:
+        for step, text in enumerate(NASTY, start=1):
+            run.append_metrics({"step": step, "text": text})
+        whole = [{"step": step, "text": text} for step, text in enumerate(NASTY, start=1)]
+        assert run.read_metrics() == whole
+        assert [value for _, value in read_jsonl(run.file(METRICS))] == whole
+        run.rewind_metrics(3)
+        assert run.read_metrics() == whole[:3]
 
 
 json_values = st.recursive(

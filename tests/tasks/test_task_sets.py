@@ -82,6 +82,33 @@ def test_columns_are_found_and_missing_ids_are_stable(names: tuple[str, str], tm
     assert load_jsonl(path)[0].id == found[1].id
 
 
+def test_a_row_that_stands_there_twice_is_two_tasks(tmp_path: Path) -> None:
+    """Sets from elsewhere hold such rows, and nobody can edit them."""
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [{"problem": "a"}, {"problem": "b"}, {"problem": "a"}, {"problem": "a"}])
+    ids = [task.id for task in load_jsonl(path)]
+    assert ids == [ids[0], ids[1], f"{ids[0]}-2", f"{ids[0]}-3"]
+    assert ids == [task.id for task in load_jsonl(path)]
+
+
+def test_csv_files_are_read_and_refused_alike(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes('\ufeffproblem,answer,level\r\n"a, ""b""\nc\u2028",4,\r\nd,5,2\r\n'.encode())
+    assert [(t.prompt, t.answer, t.info) for t in load_tasks(path)] == [
+        ('a, "b"\nc\u2028', "4", {"level": ""}),
+        ("d", "5", {"level": "2"}),
+    ]
+    for data, words in (
+        (b"problem,answer\na,1,2\n", "line 2: more cells than the header has"),
+        (b"problem,answer\n\xff,1\n", "save it as CSV with a header, in UTF-8"),
+        (b"text,answer\na,1\n", "line 2: no text under prompt"),
+        (b"", "holds no tasks"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(TaskFileError, match=words):
+            load_tasks(path)
+
+
 def test_a_mapping_decides(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_jsonl(path, [{"problem": "no", "text": "yes", "key": 7}])
