@@ -19,6 +19,7 @@ from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from sao_gym.errors import ConfigError
 
@@ -73,16 +74,26 @@ def wilson_interval(successes: float, n: float, level: float = 0.95) -> Interval
 def clustered_interval(passed: Samples, level: float = 0.95) -> Interval:
     """Interval of the share of samples that passed (values 0 or 1), where the samples of one task hang together.
 
-    Wilson's interval at the effective sample size p (1-p) / v, with v the task-clustered variance of the share (Kish
-    1965): exactly Wilson's with one sample per task. Where all samples agree, v says nothing and each task counts once.
+    Wilson's interval at the effective sample size n / d, with d the design effect: the clustered variance of the share
+    over that of n independent samples (Kish 1965), and the quantile widened for m - 1 degrees of freedom instead of
+    n - 1 (Korn and Graubard 1998). Exactly Wilson's with one sample per task. Where all samples agree, or there is one
+    task, d is unknown and each task counts once.
     """
     groups = _groups(passed)
     sizes, sums = _sizes_and_sums(groups)
-    n, p = float(sizes.sum()), float(sums.sum() / sizes.sum())
-    variance = float(((sums - p * sizes) ** 2).sum()) / n**2
-    n_tasks = float(len(groups))
-    effective = min(p * (1 - p) / variance, n) if variance > 0 else n_tasks
+    n, m, p = float(sizes.sum()), len(groups), float(sums.sum() / sizes.sum())
+    spread = float(((sums - p * sizes) ** 2).sum())
+    effective = float(m)
+    if m > 1 and spread > 0:
+        variance = spread / n**2 * m / (m - 1)
+        effective = min(p * (1 - p) / (n - 1) / variance, 1.0) * n * _fewer_degrees(n, m, level)
     return wilson_interval(p * effective, effective, level)
+
+
+def _fewer_degrees(n: float, m: int, level: float) -> float:
+    """What an effective sample size loses because its variance was estimated from m tasks, not n samples."""
+    wide, narrow = (float(stdtrit(count - 1, (1 + level) / 2)) for count in (m, n))
+    return (narrow / wide) ** 2
 
 
 def bootstrap_interval(values: Samples, level: float = 0.95, *, seed: int = 0, resamples: int = 4000) -> Interval:
