@@ -13,6 +13,7 @@ Example:
 """
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +28,9 @@ from sao_gym.errors import SandboxError
 from sao_gym.protocols import ExecResult
 
 LOOK_S = 1.0
-"""How often the disk is looked at. What is written in between may go past the bound."""
+"""How often the disk is looked at while a command runs. What is written in between may go past the bound."""
+IDLE_LOOKS = 5
+"""One look in so many where no command runs."""
 
 
 class DockerSandbox:
@@ -141,12 +144,14 @@ class DockerSandbox:
             await self._engine.remove(self._name)
 
     async def _look_after_disk(self) -> None:
-        while not self._channel.is_broken:
+        for turn in itertools.count(1):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), LOOK_S)
+            if self._closing.is_set() or self._channel.is_broken:
                 return
-            with suppress(SandboxError):  # an engine that does not answer shows up in the channel
-                await self._check_disk()
+            if self._running is not None or turn % IDLE_LOOKS == 0:
+                with suppress(SandboxError):  # an engine that does not answer shows up in the channel
+                    await self._check_disk()
 
     async def _check_disk(self) -> None:
         """Stop the command during which too much was written; where there is none, end all inside."""
