@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from sao_gym.commands.composition import new_folder, opened
-from sao_gym.commands.heldout import Heldout
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.commands.quickstart import Gain, read_gain
 from sao_gym.config import dump, find_preset, resolve
@@ -102,13 +101,13 @@ def permuted(start: Path, out: Path) -> tuple[float, float]:
     )
     with new_folder(out / "permuted") as folder, opened(resolved.config, folder) as run:
         folder.write_config(dump(resolved))
-        heldout = Heldout(run)
+        heldout = run.heldout
+        assert heldout is not None
         heldout.sampled(run.state)
         parts = replace(run.parts, runtime=PermutedRewards(run.parts.runtime, 0))  # type: ignore[arg-type]
         state = Training(parts, run.state, on_step=lambda record: None).run()
         heldout.sampled(state)
-        heldout.close()
-    return heldout.results[0].success, heldout.results[-1].success
+    return heldout.results[0].success or 0.0, heldout.results[-1].success or 0.0
 
 
 def blanked(run: Path) -> float:
@@ -118,7 +117,7 @@ def blanked(run: Path) -> float:
     words = ("--model", str(checkpoint / "actor"), "--env", "arithmetic", "--limit", "256", "--max-turns", "6")
     budget = ("--max-tokens", "48", "--out", str(out), "--env.options", '{"blank_tool_results": true}')
     run_command("sao_gym.eval", *words, *budget)
-    return float(json.loads((out / "results.json").read_text())["summary"]["success"])
+    return float(json.loads((out / "results.json").read_text())["benchmarks"]["arithmetic-heldout"]["summary"]["success"])
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,6 +22,7 @@ from sao_gym.errors import CheckpointError
 from sao_gym.models import quiet
 from sao_gym.trainer.critic import save_critic
 from sao_gym.trainer.learner import Learner
+from sao_gym.trainer.survival import SurvivalState
 
 _NAME = re.compile(r"step_(\d+)$")
 STATE_FILE = "state.json"
@@ -30,11 +31,12 @@ OPTIMIZERS_FILE = "optimizers.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands: batches done, policy version, and the hash of the policy's weights."""
+    """Where a run stands: batches done, policy version, hash of the policy's weights, and which rows survived so far."""
 
     step: int
     version: int
     weight_hash: str
+    survival: SurvivalState = field(default_factory=SurvivalState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def _save(folder: Path, learner: Learner, tokenizer: Any, state: RunState) -> Pa
         model.save_pretrained(partial / "actor")
     tokenizer.save_pretrained(partial / "actor")
     if learner.bare_critic:
-        save_critic(learner.bare_critic, partial / "critic", {"kind": "checkpoint", **asdict(state)})
+        where = {"step": state.step, "version": state.version, "weight_hash": state.weight_hash}
+        save_critic(learner.bare_critic, partial / "critic", {"kind": "checkpoint", **where})
     optimizers = {
         "actor": learner.actor_optimizer.state_dict(),
         "critic": learner.critic_optimizer.state_dict() if learner.bare_critic else None,
@@ -115,7 +118,8 @@ def read_state(folder: Path) -> RunState:
     try:
         data = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         files = data.pop("files")
-        state = RunState(**data)
+        survival = SurvivalState(**data.pop("survival", {}))
+        state = RunState(**data, survival=survival)
         sizes = {str(name): int(size) for name, size in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} has no readable {STATE_FILE} ({type(error).__name__})") from error

@@ -309,9 +309,38 @@ class EvalConfig:
     at_ends: bool = setting(
         False, help="evaluate before the first and after the last batch, sampled and greedy", source="ours"
     )
+    weights: Literal["copy", "live"] = setting(
+        "copy",
+        help="copy: a second engine holds the weights of the step (as much memory again); live: the engine of the "
+        "rollouts, whose versions change meanwhile",
+        source="ours",
+    )
+    bench: str | None = setting(
+        None, help="benchmark or environment to evaluate on; unset: held-out tasks of env.name", source="ours"
+    )
+    tasks: str | None = setting(None, help="task file to evaluate on; unset: the environment's own", source="ours")
+    data: str | None = setting(
+        None, help="folder or file of the benchmark; unset: SAO_GYM_DATA, else the Hub", source="ours"
+    )
+    options: dict[str, Any] = setting(
+        {}, help="keyword arguments for the environment of evaluation.bench", source="ours"
+    )
+    allow_overlap: bool = setting(
+        False, help="evaluate also on tasks that overlap the training tasks; every result is then marked", source="ours"
+    )
 
     def __post_init__(self) -> None:
         _at_least("evaluation.", 1, every=self.every, episodes=self.episodes)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether anything is evaluated at all."""
+        return self.at_ends or self.every is not None
+
+    @property
+    def has_own_tasks(self) -> bool:
+        """Whether other tasks than the held-out split of the training environment were named."""
+        return self.bench is not None or self.tasks is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,10 +472,25 @@ TRAIN_RULES = (
     InertRule(
         "model.describe_tools", lambda c: c.model.chat in ("renderer", "template"), "model.chat is not our own template"
     ),
+    *(
+        InertRule(
+            f"evaluation.{name}",
+            lambda c: not c.evaluation.is_asked_for,
+            "neither evaluation.every nor evaluation.at_ends asks for an evaluation",
+        )
+        for name in ("episodes", "bench", "tasks", "data", "options", "allow_overlap")
+    ),
     InertRule(
-        "evaluation.episodes",
-        lambda c: not c.evaluation.at_ends and c.evaluation.every is None,
-        "neither evaluation.every nor evaluation.at_ends asks for an evaluation",
+        "evaluation.weights", lambda c: c.evaluation.every is None, "evaluation.every asks for none during training"
+    ),
+    *(
+        InertRule(f"evaluation.{name}", lambda c: c.evaluation.bench is None, "evaluation.bench names nothing")
+        for name in ("data", "options")
+    ),
+    InertRule(
+        "evaluation.allow_overlap",
+        lambda c: not c.evaluation.has_own_tasks,
+        "neither evaluation.bench nor evaluation.tasks names tasks, and the held-out split never overlaps",
     ),
 )
 """Settings that nothing reads in some set-ups; setting one there is an error (case CF-03)."""

@@ -1,4 +1,4 @@
-"""What happened in a run and when: admissions, completions, batches, publications, each with clock time and versions.
+"""What happened in a run and when: admissions, completions, batches, publications, evaluations, each with clock time and versions.
 
 Kept in memory and written as one part per checkpoint, `events.parquet/step_NNNNNN.parquet`, so that a crash leaves
 whole parts alone and a resume takes away the parts of lost steps. Readers open the folder as one table.
@@ -27,7 +27,7 @@ from sao_gym.protocols import Clock, Engine
 from sao_gym.stream import Trajectory
 
 EVENTS = "events.parquet"
-EventKind = Literal["admission", "completion", "batch", "trained", "publication"]
+EventKind = Literal["admission", "completion", "batch", "trained", "publication", "evaluation"]
 _PART = re.compile(r"step_(\d+)\.parquet$")
 
 
@@ -37,7 +37,7 @@ class Event:
 
     `row`: number in the ledger; `rows`: those of a batch. `version`: the learner's, or the one that was published.
     `engine_version`: the one in force. `first_version`, `last_version`: of the row's tokens. `seconds`: how long it took;
-    for a batch, how long it was waited for.
+    for a batch, how long it was waited for. An evaluation is noted at its end, with the `step` that it is about.
     """
 
     time_s: float

@@ -1,6 +1,6 @@
 """The training loop: the main thread learns, the event loop's thread runs episodes, the engine's thread samples.
 
-    next_batch -> plan -> learner.step -> rows leave -> publish (returns at once) -> metrics -> checkpoint
+    next_batch -> plan -> learner.step -> rows leave -> publish (returns at once) -> metrics -> checkpoint -> evaluator
 
 A step that trains the actor raises the policy version by one; the first `critic.only_steps` batches train the critic
 alone and raise none. Publication runs beside the next wait for a batch; the staleness rule knows the engine's version.
@@ -11,7 +11,7 @@ cancelled, a checkpoint is written); an error that names its cause; or a death o
 
 import errno
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,13 +28,15 @@ from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.evaluator import Evaluator
 from sao_gym.trainer.events import EVENTS, EventKind, EventLog, PartFiles
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.metrics import HISTOGRAMS, HistogramLog, batch_metrics, loss_metrics, token_account_gap
+from sao_gym.trainer.metrics import HISTOGRAMS, Histogram, HistogramLog, batch_metrics, loss_metrics, token_account_gap
 from sao_gym.trainer.plan import make_plan
 from sao_gym.trainer.publish import PublicationReport, Publisher, make_probe
 from sao_gym.trainer.runtime import Batch, Losses, Runtime
 from sao_gym.trainer.statistics import StepStatistics
+from sao_gym.weights import ModuleWeights
 
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
@@ -129,7 +131,10 @@ def named_failures(run: Path) -> Iterator[None]:
 
 
 class Training:
-    """Runs batches from `state` on. `on_step` hears each line of metrics; `on_evaluate` runs between two batches."""
+    """Runs batches from `state` on. `on_step` hears each line of metrics, `on_histograms` the same step's histograms.
+
+    `evaluator` evaluates beside the steps; it is finished after the last one, and cancelled by whatever else ends the run.
+    """
 
     def __init__(
         self,
@@ -137,12 +142,15 @@ class Training:
         state: RunState,
         *,
         on_step: Callable[[dict[str, Any]], None],
-        on_evaluate: Callable[[RunState], None] | None = None,
+        on_histograms: Callable[[Sequence[Histogram]], None] | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         self.parts = parts
         self.state = state
         self._on_step = on_step
-        self._on_evaluate = on_evaluate
+        self._on_histograms = on_histograms
+        self._evaluator = evaluator
+        self._source: ModuleWeights | None = None
         self._publisher = Publisher(parts.engine, parts.clock, self._on_published, deadline_s=parts.config.deadline_s)
         self._published: PublicationReport | None = None
         self._publication_began = 0.0
@@ -158,23 +166,38 @@ class Training:
         Raises EngineFailedError, RunFolderError, CheckpointError and EpisodesFailedError, each naming what ended the run.
         """
         with named_failures(self.parts.folder.path):
-            run_blocking(_soon(self.parts.runtime.start))
             try:
-                while self.state.step < self.parts.config.steps and not self.is_stopping:
-                    self._step()
-                self._publisher.finish()
+                self._train()
+                if self.state.step != self._saved:
+                    self.save()
+                if self._evaluator and not self.is_stopping:
+                    self._evaluator.finish()
             finally:
-                run_blocking(self.parts.runtime.stop())
-            if self.state.step != self._saved:
-                self.save()
+                if self._evaluator:
+                    self._evaluator.cancel()
         return self.state
 
+    def _train(self) -> None:
+        run_blocking(_soon(self.parts.runtime.start))
+        try:
+            self._evaluate()  # what a resumed run's step has not had
+            while self.state.step < self.parts.config.steps and not self.is_stopping:
+                self._step()
+            self._publisher.finish()
+        finally:
+            run_blocking(self.parts.runtime.stop())
+
     def request_stop(self) -> None:
-        """End after the step in progress; no episode is admitted any more. May be called from a signal handler."""
+        """End after the step in progress; no episode is admitted any more, and an evaluation is broken off.
+
+        May be called from a signal handler.
+        """
         self.is_stopping = True
         submit(self.parts.runtime.stop())
         if self._waiting is not None:
             self._waiting.cancel()
+        if self._evaluator is not None:
+            self._evaluator.request_stop()
 
     def _next_batch(self, *, trains_actor: bool) -> Batch | None:
         """The next batch; None if a stop was requested while it was waited for."""
@@ -236,6 +259,7 @@ class Training:
         source = self.parts.learner.weights()
         probe = make_probe(self.parts.learner.bare_actor, batch.trajectories[0].streams[0].token_ids)
         self.state = replace(self.state, weight_hash=source.weight_hash)
+        self._source = source if self._evaluator else None
         self._publication_began = self.parts.clock.now()
         self._publisher.start(source, self.state.version, probe)
 
@@ -272,8 +296,10 @@ class Training:
         if config.check:
             self._check(batch, stats, record)
         self.parts.folder.append_metrics(record)
-        self._histograms.add(self.state.step, batch, stats)
         self._on_step(record)
+        histograms = self._histograms.add(self.state.step, batch, stats)
+        if self._on_histograms:
+            self._on_histograms(histograms)
 
     def _check(self, batch: Batch, stats: StepStatistics, record: dict[str, Any]) -> None:
         """Promises that a step can test for itself (`--check`)."""
@@ -294,17 +320,32 @@ class Training:
 
     def _between_steps(self) -> None:
         config = self.parts.config
+        if self._evaluator:
+            self._evaluator.poll()
         last = self.state.step >= config.steps
         if last or self.state.step % config.checkpoint.every == 0:
             self.save()
         self._published = None
-        if self._on_evaluate and config.evaluation.every and self.state.step % config.evaluation.every == 0:
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Begin the evaluation that the present step is due, if it is."""
+        source, self._source = self._source, None
+        if self._evaluator is None or self.is_stopping:
+            return
+        if self.state.step >= self.parts.config.steps and self._evaluator.is_due(self.state.step):
+            self._evaluator.finish()  # the last one is not skipped
+        if self.is_stopping or not self._evaluator.claim(self.state.step):
+            return
+        if not self._evaluator.is_pinned:
             self._published = self._publisher.finish()  # the engine shall serve what is evaluated
-            self._on_evaluate(self.state)
+        self._evaluator.begin(self.state, lambda: source or self.parts.learner.weights())
 
     def save(self) -> Path:
         """Write events, histograms and a checkpoint of the present state, then prune old ones."""
         folder = self.parts.folder.path / CHECKPOINTS
+        survival = run_blocking(_soon(self.parts.runtime.survival_state))
+        self.state = replace(self.state, survival=survival)
         for name, log in ((EVENTS, self.parts.events), (HISTOGRAMS, self._histograms)):
             PartFiles(self.parts.folder.file(name)).write(self.state.step, log.take())
         path = save_checkpoint(folder, self.parts.learner, self.parts.tokenizer, self.state)

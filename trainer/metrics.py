@@ -1,6 +1,7 @@
 """One line of metrics.jsonl: what the batch was, what the learner did with it, and where the time went."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -95,28 +96,42 @@ def counted(values: npt.ArrayLike, edges: Sequence[float]) -> list[int]:
     return [int(count) for count in np.bincount(places, minlength=len(edges) + 1)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Counts [n+1] of one quantity in a step: below `edges[0]`, between two edges (the lower inside), from the last on."""
+
+    step: int
+    name: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
 class HistogramLog:
     """Histograms of the steps since the last checkpoint: tokens by age, by log-ratio, rows by length and by seconds."""
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self._histograms: list[Histogram] = []
 
-    def add(self, step: int, batch: Batch, stats: StepStatistics) -> None:
-        """One step. A critic-only step has no ratios, so all counts of that histogram are 0."""
+    def add(self, step: int, batch: Batch, stats: StepStatistics) -> tuple[Histogram, ...]:
+        """One step's; they are kept and returned. A critic-only step has no ratios, so all its counts of those are 0."""
         rows = batch.trajectories
         ages = np.concatenate([batch.version - s.versions for row in rows for s in row.streams if s.n_action])
         oldest = int(ages.max(initial=0))
         seconds = [row.timings.get("episode_s", 0.0) for row in rows]
-        for name, values, edges in (
-            ("staleness", ages, tuple(float(age) for age in range(oldest + 2))),
-            ("log_ratio", stats.log_ratios, LOG_RATIO_EDGES),
-            ("tokens_action", [row.n_action for row in rows], LENGTH_EDGES),
-            ("tokens_total", [row.n_tokens for row in rows], LENGTH_EDGES),
-            ("episode_ms", [1e3 * value for value in seconds], LENGTH_EDGES),
-        ):
-            self._rows.append({"step": step, "name": name, "edges": list(edges), "counts": counted(values, edges)})
+        made = tuple(
+            Histogram(step=step, name=name, edges=edges, counts=tuple(counted(values, edges)))
+            for name, values, edges in (
+                ("staleness", ages, tuple(float(age) for age in range(oldest + 2))),
+                ("log_ratio", stats.log_ratios, LOG_RATIO_EDGES),
+                ("tokens_action", [row.n_action for row in rows], LENGTH_EDGES),
+                ("tokens_total", [row.n_tokens for row in rows], LENGTH_EDGES),
+                ("episode_ms", [1e3 * value for value in seconds], LENGTH_EDGES),
+            )
+        )
+        self._histograms.extend(made)
+        return made
 
     def take(self) -> pa.Table:
-        """The rows so far as a table; they are forgotten here."""
-        rows, self._rows = self._rows, []
-        return pa.Table.from_pylist(rows, schema=_HISTOGRAM_SCHEMA)
+        """The histograms so far as a table; they are forgotten here."""
+        made, self._histograms = self._histograms, []
+        return pa.Table.from_pylist([asdict(histogram) for histogram in made], schema=_HISTOGRAM_SCHEMA)

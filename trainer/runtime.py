@@ -24,7 +24,7 @@ from sao_gym.protocols import Clock, Task
 from sao_gym.stream import OutcomeStatus, Trajectory
 from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.staleness import Outstanding, RowState
-from sao_gym.trainer.survival import Survival
+from sao_gym.trainer.survival import Survival, SurvivalState
 
 T = TypeVar("T")
 OnStale = Literal["wait", "mask", "drop"]
@@ -67,7 +67,7 @@ class Batch:
 class Losses:
     """Rows that ended without being trained since the last batch: rows and sampled tokens by reason.
 
-    `survival` is about all rows since the process began.
+    `survival` is about all rows since the run began.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -97,6 +97,7 @@ class Runtime:
         run_episode: RunEpisode,
         clock: Clock,
         options: RuntimeOptions,
+        survival: Survival | None = None,
     ) -> None:
         self._ledger = ledger
         self._order = order
@@ -118,7 +119,7 @@ class Runtime:
         self._failures_in_a_row = 0
         self._is_open = False
         self._departures: dict[int, _Departure] = {}
-        self.losses = Losses()
+        self.losses = Losses(survival=survival or Survival())
         for group in groups_of(ledger.rows(RowStatus.QUEUED, RowStatus.READY)):
             self._take_up(group)
 
@@ -198,6 +199,11 @@ class Runtime:
         """Rows lost since the last call."""
         losses, self.losses = self.losses, Losses(survival=self.losses.survival)
         return losses
+
+    def survival_state(self) -> SurvivalState:
+        """Who survived so far, for a checkpoint."""
+        dropped = self._ledger.counts().get(RowStatus.DROPPED, 0)
+        return SurvivalState(table=self.losses.survival.table(), dropped=dropped)
 
     @property
     def in_flight(self) -> int:

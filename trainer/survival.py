@@ -8,6 +8,7 @@ Example:
 """
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sao_gym.stream import Trajectory
@@ -24,11 +25,37 @@ def token_bucket(n: int) -> str:
     return f"<={max(16, 1 << max(n - 1, 0).bit_length())}"
 
 
+Table = Mapping[str, Mapping[str, Sequence[int]]]
+"""[trained, lost] by kind of bucket and bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivalState:
+    """The counts as a checkpoint keeps them; `dropped` is how many rows of the ledger were lost for good by then."""
+
+    table: Table = field(default_factory=dict)
+    dropped: int = 0
+
+
 @dataclass(slots=True)
 class Survival:
     """Rows trained and rows lost, by bucket."""
 
     counts: dict[tuple[str, str], list[int]] = field(default_factory=_counts)
+
+    @classmethod
+    def resumed(cls, state: SurvivalState, dropped: int) -> "Survival":
+        """As the checkpoint kept it. Rows lost between it and the crash stay lost: `dropped` is the ledger's number now.
+
+        What they had sampled is not known any more, so they count as unfinished.
+        """
+        made = cls()
+        for kind, buckets in state.table.items():
+            for bucket, (trained, lost) in buckets.items():
+                made.counts[kind, bucket] = [trained, lost]
+        for _ in range(dropped - state.dropped):
+            made.add(None, is_trained=False)
+        return made
 
     def add(self, trajectory: Trajectory | None, *, is_trained: bool) -> None:
         """A row ended; None is one whose episode had not."""

@@ -22,10 +22,12 @@ from sao_gym.budgets import Budgets
 from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.commands.environments import Environments
+from sao_gym.commands.heldout import Heldout, rewind_evaluations
+from sao_gym.commands.heldout_tasks import open_tasks
 from sao_gym.commands.policy import env_options, make_budgets, make_engine, training_sampling
 from sao_gym.engines.local import LocalEngine
 from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
-from sao_gym.ledger import Ledger, LedgerRow
+from sao_gym.ledger import Ledger, LedgerRow, RowStatus
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.protocols import Chat, Task, TaskSet
@@ -44,6 +46,7 @@ from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.resume import recovered
 from sao_gym.trainer.runtime import Runtime, RuntimeOptions
 from sao_gym.trainer.staleness import Outstanding
+from sao_gym.trainer.survival import Survival
 from sao_gym.weights import module_tensors, weight_hash
 
 LEDGER_FILE = "ledger.sqlite"
@@ -51,7 +54,7 @@ LEDGER_FILE = "ledger.sqlite"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """An opened run. `start_hash` is the hash of the weights that it starts from."""
+    """An opened run. `start_hash` is the hash of the weights that it starts from; `heldout` evaluates, where asked for."""
 
     parts: Parts
     state: RunState
@@ -61,6 +64,7 @@ class Run:
     pool: EnvPool
     critic_origin: str
     start_hash: str
+    heldout: Heldout | None
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def new_folder(path: Path) -> Iterator[RunFolder]:
 
 
 @contextmanager
-def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> Iterator[Run]:
+def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, evaluates: bool = True) -> Iterator[Run]:
     """Build a run. Raises UserError for a model, critic, task set or environment that cannot be used."""
     clock = SystemClock()
     with ExitStack() as stack:
@@ -89,20 +93,16 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
         stack.callback(lambda: run_blocking(environments.close()))
         if resume:
             _require_same_tasks(folder, environments.tasks)
+        given = open_tasks(config, environments.tasks) if evaluates and config.evaluation.is_asked_for else None
+        if given:
+            stack.callback(lambda: run_blocking(given.environments.close()))
         trainee = load_trainee(config, folder.path if resume else None, clock)
         stack.callback(trainee.learner.stop)
         learner, state = trainee.learner, trainee.state
         chat = make_chat(trainee.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
-        engine = make_engine(
-            config.engine,
-            config.rollout,
-            copy_model(learner.model),
-            version=state.version,
-            clock=clock,
-            device=learner.accelerator.device,
-            deadline_s=config.deadline_s,
-        )
-        stack.callback(lambda: run_blocking(engine.close()))
+        engine = _engine(config, learner, state, clock, stack)
+        is_copied = given is not None and config.evaluation.every is not None and config.evaluation.weights == "copy"
+        copy = _engine(config, learner, state, clock, stack) if is_copied else None
         budgets = make_budgets(config.rollout)
         pool = EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
         stack.callback(lambda: run_blocking(pool.close()))
@@ -113,6 +113,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
             recovered(ledger, folder, state, **bound)
             for name in (EVENTS, HISTOGRAMS):
                 PartFiles(folder.file(name)).rewind(state.step)
+            rewind_evaluations(folder.path, state.step)
         events = EventLog(clock)
         parts = Parts(
             config=config,
@@ -134,7 +135,36 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False) -> I
             pool=pool,
             critic_origin=trainee.critic_origin,
             start_hash=trainee.state.weight_hash,
+            heldout=None
+            if given is None
+            else Heldout(
+                config=config,
+                folder=folder,
+                chat=chat,
+                budgets=budgets,
+                clock=clock,
+                given=given,
+                engine=engine,
+                copy=copy,
+            ),
         )
+
+
+def _engine(
+    config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack
+) -> LocalEngine:
+    """An engine with the learner's present weights, closed with the run."""
+    engine = make_engine(
+        config.engine,
+        config.rollout,
+        copy_model(learner.model),
+        version=state.version,
+        clock=clock,
+        device=learner.accelerator.device,
+        deadline_s=config.deadline_s,
+    )
+    stack.callback(lambda: run_blocking(engine.close()))
+    return engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +310,7 @@ def _runtime(
             deadline_s=config.deadline_s,
             check=config.check,
         ),
+        survival=Survival.resumed(state.survival, ledger.counts().get(RowStatus.DROPPED, 0)),
     )
 
 
@@ -309,4 +340,5 @@ def manifest(run: Run) -> dict[str, Any]:
         },
         "attention": model.config._attn_implementation,
         "engine": {"kind": config.engine.kind, "context_length": run.parts.engine.context_length},
+        "evaluation": {"weights": config.evaluation.weights, **run.heldout.given.facts()} if run.heldout else None,
     }

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sao_gym.commands.heldout import HeldoutResult
-
 _PANELS = (
     ("success", ("success_mean",)),
     ("explained variance", ("ev_pre", "ev_post")),
     ("staleness (versions)", ("staleness_mean", "staleness_max")),
     ("rejected share", ("dis_reject_low", "dis_reject_high")),
 )
+_HELDOUT = (("heldout_success", "o", "held-out, T = 1"), ("heldout_greedy", "^", "held-out, greedy"))
 
 
-def draw_curves(records: Sequence[dict[str, Any]], heldout: Sequence[HeldoutResult], path: Path) -> None:
+def draw_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Write `path` as a PNG. Steps without a figure leave a gap."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -28,10 +27,9 @@ def draw_curves(records: Sequence[dict[str, Any]], heldout: Sequence[HeldoutResu
             numbers = [float("nan") if value is None else value for value in values]
             axes.plot([record["step"] for record in steps], numbers, label=name)
         if title == "success":
-            for greedy, marker in ((False, "o"), (True, "^")):
-                chosen = [result for result in heldout if result.greedy is greedy]
-                label = "held-out, greedy" if greedy else "held-out, T = 1"
-                axes.plot([r.step for r in chosen], [r.success for r in chosen], marker, label=label)
+            for key, marker, label in _HELDOUT:
+                found = sorted((r["step"], r[key]) for r in records if r.get(key) is not None)
+                axes.plot([step for step, _ in found], [value for _, value in found], marker, label=label)
         axes.set_title(title)
         axes.set_xlabel("batch")
         axes.legend(fontsize="small")

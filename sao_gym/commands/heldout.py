@@ -1,18 +1,29 @@
-"""Held-out success while a run trains: the live engine, environments of their own, episodes outside the staleness rule."""
+"""Held-out success of a run: before and after training on the live engine, beside training on an engine of its own.
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+Every evaluation leaves a line of metrics and a file of its episodes, `evaluations/step_NNNNNN.jsonl`. Its episodes belong
+to no batch, so the staleness rule does not count them. A step that has its line is not evaluated again by a resume.
+"""
 
-from sao_gym.commands.environments import Environments
-from sao_gym.commands.policy import heldout_options
-from sao_gym.evaluation import TokenRunner, evaluate, take
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sao_gym.budgets import Budgets
+from sao_gym.commands.heldout_tasks import HeldoutTasks
+from sao_gym.evaluation import EpisodeResult, Evaluation, TokenRunner, evaluate
+from sao_gym.jsonl import dump_line
 from sao_gym.loops import run_blocking
-from sao_gym.protocols import Sampling
+from sao_gym.protocols import Chat, Clock, Engine, Sampling
+from sao_gym.runfolder import RunFolder, write_whole
 from sao_gym.statistics import Interval
+from sao_gym.trainer.checkpoint import RunState
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.evaluator import Evaluated, Evaluator
+from sao_gym.trainer.events import EventLog
 
-if TYPE_CHECKING:
-    from sao_gym.commands.composition import Run
-    from sao_gym.trainer.checkpoint import RunState
+EVALUATIONS = "evaluations"
+_FILE = re.compile(r"step_(\d+)(_greedy)?\.jsonl$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,74 +32,172 @@ class HeldoutResult:
 
     step: int
     greedy: bool
-    success: float
+    success: float | None
     interval: Interval | None
     episodes: int
 
 
 class Heldout:
-    """Evaluates the engine's present weights; keeps what it found, also as lines of metrics."""
+    """Evaluates a run's policy. `engine` is the live one, `copy` the one for pinned weights, where there is one."""
 
-    def __init__(self, run: "Run") -> None:
-        config = run.parts.config
-        self._run = run
-        self._environments = Environments(
-            config.env.name, heldout_options(config.env), size=config.rollout.max_in_flight
-        )
-        self._tasks = take(self._environments.tasks, min(config.evaluation.episodes, len(self._environments.tasks)))
+    def __init__(
+        self,
+        *,
+        config: TrainConfig,
+        folder: RunFolder,
+        chat: Chat,
+        budgets: Budgets,
+        clock: Clock,
+        given: HeldoutTasks,
+        engine: Engine,
+        copy: Engine | None,
+    ) -> None:
+        self._config, self._folder, self._clock = config, folder, clock
+        self._chat, self._budgets = chat, budgets
+        self._engine, self._copy = engine, copy
+        self.given = given
         self.results: list[HeldoutResult] = []
 
-    def both(self, state: "RunState") -> None:
-        """Sampled at temperature 1, then greedily."""
-        self.sampled(state)
-        self._evaluate(state, greedy=True)
-
-    def sampled(self, state: "RunState") -> None:
-        """Sampled at temperature 1."""
-        self._evaluate(state, greedy=False)
-
-    def _evaluate(self, state: "RunState", *, greedy: bool) -> None:
-        parts, config = self._run.parts, self._run.parts.config
-        samples = 1 if greedy else -(-config.evaluation.episodes // len(self._tasks))
-        runner = TokenRunner(
-            engine=parts.engine,
-            chat=self._run.chat,
-            make_env=self._environments.make,
-            budgets=self._run.budgets,
-            sampling=Sampling(max_tokens=parts.engine.context_length, temperature=0.0 if greedy else 1.0),
-            clock=parts.clock,
+    def evaluator(self, events: EventLog) -> Evaluator | None:
+        """What the loop evaluates with between its ends; None where nothing is asked for."""
+        wanted = self._config.evaluation
+        if wanted.every is None:
+            return None
+        last = {self._config.steps} if wanted.at_ends else set()
+        return Evaluator(
+            engine=self._copy or self._engine,
+            is_pinned=self._copy is not None,
+            evaluate=lambda engine: self.run(engine, greedy=False),
+            every=wanted.every,
+            clock=self._clock,
+            events=events,
+            report=self._report,
+            done=self._done("heldout_success") | last,
         )
-        work = evaluate(
-            runner=runner,
-            tasks=self._tasks,
-            samples=samples,
-            clock=parts.clock,
+
+    def both(self, state: RunState) -> None:
+        """Sampled at temperature 1, then greedily, what this step has not had; training stands still meanwhile."""
+        for greedy, key in ((False, "heldout_success"), (True, "heldout_greedy")):
+            if state.step not in self._done(key):
+                self._at_rest(state, greedy=greedy)
+
+    def sampled(self, state: RunState) -> None:
+        """Sampled at temperature 1; training stands still meanwhile."""
+        self._at_rest(state, greedy=False)
+
+    async def run(self, engine: Engine, *, greedy: bool) -> Evaluation:
+        """All episodes of one evaluation."""
+        tasks, config = self.given.tasks, self._config
+        return await evaluate(
+            runner=TokenRunner(
+                engine=engine,
+                chat=self._chat,
+                make_env=self.given.environments.make,
+                budgets=self._budgets,
+                sampling=Sampling(max_tokens=engine.context_length, temperature=0.0 if greedy else 1.0),
+                clock=self._clock,
+            ),
+            tasks=tasks,
+            samples=1 if greedy else -(-config.evaluation.episodes // len(tasks)),
+            clock=self._clock,
             seed=config.seed,
-            env_id=config.env.name,
+            env_id=self.given.environments.name,
             concurrency=config.rollout.max_in_flight,
         )
-        summary = run_blocking(work).summary
-        result = HeldoutResult(
-            step=state.step,
-            greedy=greedy,
-            success=summary.success or 0.0,
-            interval=summary.interval,
-            episodes=summary.n_scored,
-        )
+
+    def _at_rest(self, state: RunState, *, greedy: bool) -> None:
+        evaluation = run_blocking(self.run(self._engine, greedy=greedy))
+        found = Evaluated(step=state.step, evaluation=evaluation, weight_hash=state.weight_hash)
+        self._report(found, greedy=greedy)
+
+    def _done(self, key: str) -> set[int]:
+        """Steps that have their line."""
+        return {record["step"] for record in self._folder.read_metrics() if key in record}
+
+    def _report(self, found: Evaluated, *, greedy: bool = False) -> None:
+        if found.evaluation is None:
+            print(f"held-out evaluation after {found.step} batches: {found.error}", flush=True)
+            self._folder.append_metrics(_line_without_result(found))
+            return
+        result = _result(found.step, found.evaluation, greedy=greedy)
         self.results.append(result)
-        self._report(result)
+        write_evaluation(self._folder.path, result, found.evaluation)
+        self._folder.append_metrics(_line(found, found.evaluation, result, self.given))
+        print(_sentence(found, found.evaluation, result, self.given), flush=True)
 
-    def _report(self, result: HeldoutResult) -> None:
-        kind = "greedy" if result.greedy else "T = 1"
-        spread = f" ({result.interval.low:.3f}-{result.interval.high:.3f})" if result.interval else ""
-        print(
-            f"held-out success after {result.step} batches ({kind}): {result.success:.3f}{spread} of {result.episodes}",
-            flush=True,
-        )
-        key = "heldout_greedy" if result.greedy else "heldout_success"
-        record = {"step": result.step, "event": "evaluation", key: result.success, "episodes": result.episodes}
-        self._run.parts.folder.append_metrics(record)
 
-    def close(self) -> None:
-        """Close what the environments share; idempotent."""
-        run_blocking(self._environments.close())
+def _result(step: int, evaluation: Evaluation, *, greedy: bool) -> HeldoutResult:
+    summary = evaluation.summary
+    return HeldoutResult(
+        step=step,
+        greedy=greedy,
+        success=summary.success,
+        interval=summary.interval,
+        episodes=summary.n_scored,
+    )
+
+
+def _line(found: Evaluated, evaluation: Evaluation, result: HeldoutResult, given: HeldoutTasks) -> dict[str, Any]:
+    """A line of metrics."""
+    return {
+        "step": found.step,
+        "event": "evaluation",
+        "heldout_greedy" if result.greedy else "heldout_success": result.success,
+        "heldout_low": result.interval.low if result.interval else None,
+        "heldout_high": result.interval.high if result.interval else None,
+        "episodes": result.episodes,
+        "heldout_samples": evaluation.summary.n_samples,
+        "heldout_truncated": evaluation.summary.n_truncated,
+        "heldout_errors": evaluation.summary.n_error,
+        "heldout_tasks": given.name,
+        "heldout_contaminated": given.is_contaminated,
+        "heldout_version_first": evaluation.version_first,
+        "heldout_version_last": evaluation.version_last,
+        "heldout_weight_hash": found.weight_hash,
+        "heldout_skipped": found.skipped,
+        "heldout_s": evaluation.seconds,
+    }
+
+
+def _line_without_result(found: Evaluated) -> dict[str, Any]:
+    """A line of metrics about an evaluation that came to nothing."""
+    return {
+        "step": found.step,
+        "event": "evaluation",
+        "heldout_error": found.error,
+        "heldout_skipped": found.skipped,
+    }
+
+
+def _sentence(found: Evaluated, evaluation: Evaluation, result: HeldoutResult, given: HeldoutTasks) -> str:
+    kind = "greedy" if result.greedy else "T = 1"
+    shown = "none was scored" if result.success is None else f"{result.success:.3f}"
+    spread = f" ({result.interval.low:.3f}-{result.interval.high:.3f})" if result.interval else ""
+    notes = []
+    if found.is_mixed:
+        notes.append(f"mixed versions, {evaluation.version_first} to {evaluation.version_last}")
+    if given.is_contaminated:
+        notes.append(f"contaminated: {len(given.overlaps)} of {len(given.tasks)} tasks overlap the training tasks")
+    if found.skipped:
+        notes.append(f"{found.skipped} due meanwhile skipped")
+    said = f"held-out success after {found.step} batches ({kind}): {shown}{spread} of {result.episodes}"
+    return said + "".join(f"; {note}" for note in notes)
+
+
+def write_evaluation(run: Path, result: HeldoutResult, evaluation: Evaluation) -> None:
+    """One line an episode, in order of tasks and attempts; the file appears whole."""
+    folder = run / EVALUATIONS
+    folder.mkdir(exist_ok=True)
+    name = f"step_{result.step:06d}{'_greedy' if result.greedy else ''}.jsonl"
+    write_whole(folder / name, "".join(dump_line(_sample(one)) for one in evaluation.results))
+
+
+def rewind_evaluations(run: Path, step: int) -> None:
+    """Take away what belongs to later steps."""
+    for path in (run / EVALUATIONS).glob("step_*.jsonl"):
+        if (match := _FILE.match(path.name)) and int(match[1]) > step:
+            path.unlink()
+
+
+def _sample(result: EpisodeResult) -> dict[str, Any]:
+    return {**asdict(result), "outcome": result.outcome.value}

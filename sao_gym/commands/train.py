@@ -137,7 +137,11 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
     source = options.value("learn-only")
     if source is not None:
         require_batch(Path(source), resolved.config.batch_size)
-    with composition.new_folder(path) as folder, composition.opened(resolved.config, folder) as run:
+    evaluates = not options.has("rollout-only") and source is None
+    with (
+        composition.new_folder(path) as folder,
+        composition.opened(resolved.config, folder, evaluates=evaluates) as run,
+    ):
         folder.write_config(dump(resolved))
         folder.write_manifest(composition.manifest(run))
         if options.has("rollout-only"):

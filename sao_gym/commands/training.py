@@ -12,7 +12,6 @@ from sao_gym.clock import SystemClock
 from sao_gym.collect import Success, collect, numbered
 from sao_gym.commands.composition import Run, load_trainee
 from sao_gym.commands.curves import draw_curves
-from sao_gym.commands.heldout import Heldout
 from sao_gym.commands.policy import training_sampling
 from sao_gym.commands.progress import TrainingProgress
 from sao_gym.commands.tracking import chosen, opened_tracking
@@ -34,33 +33,32 @@ def say(text: str) -> None:
 def train(run: Run) -> None:
     """Train to the end of `config.steps`, evaluating and drawing as the configuration asks."""
     config, folder = run.parts.config, run.parts.folder
-    tracker, about_tracker = chosen(config.trackers)
+    tracker, about_trackers = chosen(config.trackers)
     _announce(run)
-    say(about_tracker)
-    heldout = Heldout(run) if config.evaluation.at_ends or config.evaluation.every else None
-    try:
-        if heldout and config.evaluation.at_ends and run.state.step == 0:
-            heldout.both(run.state)
-        with (
-            opened_tracking(tracker, folder.path) as tracking,
-            TrainingProgress(config.steps, run.state.step) as progress,
-        ):
+    say(about_trackers)
+    heldout = run.heldout
+    evaluator = heldout.evaluator(run.parts.events) if heldout else None
+    if heldout and config.evaluation.at_ends and run.state.step == 0:
+        heldout.both(run.state)
+    with (
+        opened_tracking(tracker, folder.path) as tracking,
+        TrainingProgress(config.steps, run.state.step) as progress,
+    ):
 
-            def on_step(record: dict[str, Any]) -> None:
-                progress.step(record)
-                tracking.step(record)
+        def on_step(record: dict[str, Any]) -> None:
+            progress.step(record)
+            tracking.step(record)
 
-            training = Training(run.parts, run.state, on_step=on_step, on_evaluate=heldout.sampled if heldout else None)
-            with stopped_by_sigterm(training):
-                state = training.run()
-        if training.is_stopping:
-            say(f"stopped after {state.step} batches, as SIGTERM asked; go on with --resume {folder.path}")
-        elif heldout and config.evaluation.at_ends:
-            heldout.both(state)
-    finally:
-        if heldout:
-            heldout.close()
-    draw_curves(folder.read_metrics(), heldout.results if heldout else [], folder.file("curves.png"))
+        training = Training(
+            run.parts, run.state, on_step=on_step, on_histograms=tracking.histograms, evaluator=evaluator
+        )
+        with stopped_by_sigterm(training):
+            state = training.run()
+    if training.is_stopping:
+        say(f"stopped after {state.step} batches, as SIGTERM asked; go on with --resume {folder.path}")
+    elif heldout and config.evaluation.at_ends:
+        heldout.both(state)
+    draw_curves(folder.read_metrics(), folder.file("curves.png"))
     say(f"policy version {state.version} after {state.step} batches, weights {state.weight_hash}")
     say(f"run folder: {folder.path}   curves: {folder.file('curves.png')}")
 
@@ -174,6 +172,8 @@ def _announce(run: Run) -> None:
         f"{config.env.name}: {len(run.tasks)} prompts, batches of {config.batch_size}, staleness at most "
         f"{config.staleness.max_staleness} ({config.staleness.on_stale}), from step {run.state.step} to {config.steps}"
     )
+    if run.heldout:
+        say(f"evaluation: {run.heldout.given.describe()}")
 
 
 def serve(config: TrainConfig, resumed: Path | None) -> None:

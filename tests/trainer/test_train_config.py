@@ -34,6 +34,10 @@ INERT = [
     (OWN, "loss.eps_high", "0.3", "with one update per batch and the policy itself as reference"),
     (("--rollout-only",), "group_size", "2", "--rollout-only trains nothing"),
     ((), "evaluation.episodes", "64", "neither evaluation.every nor evaluation.at_ends"),
+    ((), "evaluation.bench", "arithmetic", "neither evaluation.every nor evaluation.at_ends"),
+    (("--evaluation.at-ends",), "evaluation.weights", "live", "evaluation.every asks for none during training"),
+    (("--evaluation.every", "5"), "evaluation.data", "d", "evaluation.bench names nothing"),
+    (("--evaluation.every", "5"), "evaluation.allow_overlap", "true", "neither evaluation.bench nor evaluation.tasks"),
     (("--steps", "10"), "actor.lr", "1e-4", "critic.only_steps takes all of the steps"),
     (("--steps", "10"), "actor.grad_clip", "2", "critic.only_steps takes all of the steps"),
     (("--steps", "3"), "loss.eps_high", "2", "critic.only_steps takes all of the steps"),
@@ -67,7 +71,7 @@ def test_cf_03_a_key_that_nothing_would_read(
 
 @pytest.mark.parametrize(("setup", "key", "value", "reason"), INERT)
 def test_cf_03_the_same_key_where_something_reads_it(setup: Sequence[str], key: str, value: str, reason: str) -> None:
-    more = ("--evaluation.at-ends",) if key.startswith("evaluation") else ()
+    more = ("--evaluation.every", "5", "--evaluation.bench", "aime2025") if key.startswith("evaluation") else ()
     assert main([flag(key), value, *more, "--dry-run"]) == 0
 
 
@@ -97,7 +101,8 @@ def test_every_rule_names_a_setting_and_can_be_off() -> None:
     for rule in (*TRAIN_RULES, *ROLLOUT_ONLY_RULES, *LEARN_ONLY_RULES):
         assert rule.key in schema.settings or rule.key in schema.sections
     plain = resolve(TrainConfig, rules=TRAIN_RULES)
-    assert set(plain.inert) == {"evaluation.episodes", "loss.group_std", "loss.window"}
+    asked = {key for key in schema.settings if key.startswith("evaluation.")} - {"evaluation.every", "evaluation.at_ends"}
+    assert set(plain.inert) == {"loss.group_std", "loss.window"} | asked
     assert set(plain.origins.values()) == {Origin.PAPER, Origin.OURS}
 
 
