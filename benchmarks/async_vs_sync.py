@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contention import Shares, measure
+from contention import Contention, measure
 
 from sao_gym.commands.composition import Run, new_folder, opened
 from sao_gym.commands.presets import TRAIN_PRESETS
@@ -105,7 +105,7 @@ class Trace:
     env_s: float = 0.0
     turns: float = 0.0
     tokens: float = 0.0
-    shares: Shares = field(default_factory=Shares)
+    contention: Contention = field(default_factory=Contention)
 
     def window(self) -> list[Step]:
         """The steps that count; the first of them only marks the beginning."""
@@ -131,7 +131,7 @@ def arms_of(full: bool) -> list[Arm]:
     for m in (2, 4, 8, 16) if full else (2, 4, 8):
         arms += [
             Arm(f"m{m}_{how}", m_settings(m, how), warm_up=m, patience=patience)
-            for how, patience in (("wait", 2.0), ("mask", 1.0))
+            for how, patience in (("wait", 2.0), ("mask", 1.5 if m >= 8 else 1.0))
         ]
     return arms
 
@@ -187,7 +187,7 @@ def run_arm(load: Load, arm: Arm, seed: int) -> Trace:
         with watched(run, trace, started), suppress(TimeIsUpError):
             Training(run.parts, run.state, on_step=on_step).run()
         if arm.name == "sync":
-            trace.shares = measure(run, path / "trajectories")
+            trace.contention = measure(run, path / "trajectories", slots=SLOTS)
     read_timings(path, trace)
     return trace
 
@@ -246,6 +246,7 @@ class Figures:
     arm: str
     seed: int
     batches: int
+    warm_up: int
     seconds: float
     trajectories_per_s: float
     tokens_per_s: float
@@ -260,8 +261,10 @@ class Figures:
     env_s: float
     turns: float
     tokens: float
-    learner_share: float
+    base_s: float
+    each_s: float
     engine_share: float
+    learn_token_s: float
 
 
 def figures_of(trace: Trace) -> Figures:
@@ -275,6 +278,7 @@ def figures_of(trace: Trace) -> Figures:
         arm=trace.arm,
         seed=trace.seed,
         batches=len(trace.steps),
+        warm_up=trace.warm_up,
         seconds=span,
         trajectories_per_s=sum(step.rows for step in counted) / span,
         tokens_per_s=tokens / span,
@@ -289,8 +293,7 @@ def figures_of(trace: Trace) -> Figures:
         env_s=trace.env_s,
         turns=trace.turns,
         tokens=trace.tokens,
-        learner_share=trace.shares.learner,
-        engine_share=trace.shares.engine,
+        **asdict(trace.contention),
     )
 
 

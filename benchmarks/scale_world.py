@@ -2,8 +2,9 @@
 
 Invariant: admission, ageing, the gate and the batches are `trainer.runtime.Runtime` with its own `Outstanding`,
 `PromptOrder` and `Ledger`, unchanged; only what is awaited is a model. Work is shared as on the machine it stands for:
-an engine decodes up to `slots` requests side by side at `token_s` seconds a token each; where engine and learner live
-in one process, each runs at its share of its speed while both are busy (`learner_share`, `engine_share`).
+an engine decodes up to `slots` requests side by side, n of them at `token_s + n * each_token_s` seconds a token each;
+where engine and learner live in one process, the engine runs at `engine_share` of its speed while the learner works,
+and every token sampled meanwhile makes the learner's work longer by `learn_token_s`.
 
 Example:
     >>> load = Load(environments=64, batch=8, median_wait_s=1.0, batches=4)
@@ -33,6 +34,8 @@ from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.runtime import Batch, OnStale, Runtime, RuntimeOptions
 from sao_gym.trainer.staleness import Outstanding
 
+SLOWEST = 0.05
+"""Share of its speed that a learner always keeps."""
 SETTLE = 8
 """Rounds of the event loop between two moves of the virtual clock: the longest chain of wake-ups here."""
 
@@ -44,17 +47,24 @@ class Machine:
     engines: int = 1
     slots: int = 64
     token_s: float = 0.02
+    each_token_s: float = 0.0
     lag_s: float = 10.0
     learn_s: float = 100.0
-    learner_share: float = 1.0
+    learn_token_s: float = 0.0
     engine_share: float = 1.0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether speeds depend on what else runs."""
+        return self.each_token_s > 0 or self.learn_token_s > 0 or self.engine_share < 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """What is run. `tokens` are sampled per episode, over `turns`; `waits`: over how many turns its wait is spread.
 
-    `in_blocks`: waits are drawn as `waiting_arithmetic.py` draws them.
+    `in_blocks`: waits are drawn as `waiting_arithmetic.py` draws them. `batches` count after `warm_up` others (unset:
+    m + 2).
     """
 
     environments: int = 256
@@ -69,8 +79,14 @@ class Load:
     waits: int = 3
     tokens: float = 3000.0
     batches: int = 12
+    warm_up: int | None = None
     in_blocks: bool = False
     seed: int = 0
+
+    @property
+    def uncounted(self) -> int:
+        """Batches before those that count."""
+        return self.max_staleness + 2 if self.warm_up is None else self.warm_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +122,11 @@ class Processor:
     def jobs(self) -> int:
         """Jobs here, those in line included."""
         return len(self._active) + len(self._line)
+
+    @property
+    def active(self) -> int:
+        """Jobs in service."""
+        return len(self._active)
 
     async def work(self, amount: float) -> None:
         """Return when `amount` units of work are done."""
@@ -168,7 +189,7 @@ class World:
         self._clock = VirtualClock()
         self._random = random.Random(load.seed)
         self._waits = Waits(load.median_wait_s, load.tail, load.seed)
-        on_change = self._share if machine.learner_share * machine.engine_share != 1.0 else lambda: None
+        on_change = self._share if machine.is_shared else lambda: None
         self._engines = [Processor(self._clock, machine.slots, on_change) for _ in range(machine.engines)]
         self._learner = Processor(self._clock, 1, on_change)
         self._share()
@@ -197,8 +218,8 @@ class World:
         )
 
     async def run(self) -> Result:
-        """Train the warm-up batches (m + 2), then those that count. Raises RuntimeError for a dead lock."""
-        learning = asyncio.ensure_future(self._learn(self._load.max_staleness + 2 + self._load.batches))
+        """Train the warm-up batches, then those that count. Raises RuntimeError for a dead lock."""
+        learning = asyncio.ensure_future(self._learn(self._load.uncounted + self._load.batches))
         try:
             await self._clock.run(learning.done, settle=SETTLE)
             if not learning.done():
@@ -212,12 +233,14 @@ class World:
         return self._result()
 
     def _share(self) -> None:
-        """Engine and learner of one process slow each other while both have work."""
-        machine = self._machine
-        both = self._learner.jobs > 0 and any(engine.jobs for engine in self._engines)
+        """Set every speed as the machine says, after any of them took up or ended a job."""
+        machine, tokens_per_s = self._machine, 0.0
+        share = machine.engine_share if self._learner.active else 1.0
         for engine in self._engines:
-            engine.set_speed((machine.engine_share if both else 1.0) / machine.token_s)
-        self._learner.set_speed(machine.learner_share if both else 1.0)
+            speed = share / (machine.token_s + engine.active * machine.each_token_s)
+            engine.set_speed(speed)
+            tokens_per_s += engine.active * speed
+        self._learner.set_speed(max(SLOWEST, 1.0 - machine.learn_token_s * tokens_per_s))
 
     async def _episode(self, row: LedgerRow, task: Task, on_version: Callable[[int], None]) -> Trajectory:
         """Its turns on one engine, the lesser used of two, with its wait after the first `waits` of them."""
@@ -282,7 +305,7 @@ class World:
         self._marks.append((self._clock.now(), self._waited, self._running_s, slots))
 
     def _result(self) -> Result:
-        warm, load = self._load.max_staleness + 2, self._load
+        warm, load = self._load.uncounted, self._load
         seconds, waited, running, slots = (
             last - first for first, last in zip(self._marks[warm - 1], self._marks[-1], strict=True)
         )

@@ -6,9 +6,10 @@
 Episodes wait lognormally, the 99th percentile 50 times the median. Four sweeps: environments, engines, the bound m with
 `wait` and `mask`, and all three sizes together; then the advice that follows from them.
 
-`--measured` takes the figures of `async_vs_sync.py`: durations are fitted on its synchronous arm alone (seconds a token,
-a batch and a publication take, tokens and turns of an episode, and how much learner and engine slow each other, which
-is measured once that arm has ended), the other arms are predicted, and compared.
+`--measured` takes the figures of `async_vs_sync.py`: durations are fitted on its synchronous arm alone (seconds a batch
+and a publication take, tokens and turns of an episode; and what tokens cost alone, side by side and beside the learner,
+`contention.py`, which is measured once that arm has ended). Every other arm is predicted over the same batches, with
+the same waits, and compared.
 """
 
 import argparse
@@ -162,10 +163,11 @@ def fitted(measured: dict[str, Any]) -> tuple[Machine, Load]:
     machine = Machine(
         engines=1,
         slots=measured["slots"],
-        token_s=mean("engine_s") / mean("tokens"),
+        token_s=mean("base_s"),
+        each_token_s=mean("each_s"),
         lag_s=mean("publish_s"),
         learn_s=mean("learn_s"),
-        learner_share=mean("learner_share"),
+        learn_token_s=mean("learn_token_s"),
         engine_share=mean("engine_share"),
     )
     load = Load(
@@ -177,7 +179,6 @@ def fitted(measured: dict[str, Any]) -> tuple[Machine, Load]:
         turns=max(1, round(mean("turns"))),
         waits=1,
         grace_s=measured["grace_s"],
-        batches=40,
         in_blocks=True,
     )
     return machine, load
@@ -197,19 +198,27 @@ def predict(measured: dict[str, Any]) -> list[Prediction]:
     """Every measured arm, simulated with durations of the synchronous one."""
     machine, load = fitted(measured)
     print(f"\nfitted on the synchronous arm: {machine}")
-    found = []
-    for point in measured["points"]:
-        result = simulate(machine, replace(load, **scheduling(point["arm"]))).result
-        found.append(
-            Prediction(
-                arm=point["arm"],
-                predicted=result.trajectories_per_s,
-                measured=point["trajectories_per_s"],
-                predicted_idle=result.learner_idle,
-                measured_idle=point["learner_idle"],
-            )
-        )
-    return found
+    return [predicted_arm(point, measured["runs"], machine, load) for point in measured["points"]]
+
+
+def predicted_arm(point: dict[str, Any], runs: Sequence[dict[str, Any]], machine: Machine, load: Load) -> Prediction:
+    """One arm: each of its runs over the batches that counted there, with the waits of its seed."""
+    load = replace(load, **scheduling(point["arm"]))
+    results = [
+        simulate(
+            machine,
+            replace(load, seed=run["seed"], warm_up=run["warm_up"], batches=run["batches"] - run["warm_up"]),
+        ).result
+        for run in runs
+        if run["arm"] == point["arm"]
+    ]
+    return Prediction(
+        arm=point["arm"],
+        predicted=statistics.fmean(result.trajectories_per_s for result in results),
+        measured=point["trajectories_per_s"],
+        predicted_idle=statistics.fmean(result.learner_idle for result in results),
+        measured_idle=point["learner_idle"],
+    )
 
 
 def show_predictions(found: Sequence[Prediction]) -> None:

@@ -98,14 +98,33 @@ def test_engine_slots_are_what_is_short() -> None:
     assert got.slots_idle == pytest.approx(0.0, abs=0.02)
 
 
-def test_one_process_takes_turns() -> None:
-    """A row costs the time of both where only one of them can work."""
-    machine = replace(MACHINE, learner_share=0.5, engine_share=0.5, slots=64, token_s=1.0)
+def test_tokens_slow_the_learner_and_the_learner_slows_them() -> None:
+    """Half the engine's speed while it learns, and a learner that loses a hundredth of a second to each token."""
     load = steady(max_staleness=16, tokens=30.0, median_wait_s=1e-3, environments=200, batches=20)
-    apart = simulation.simulate(replace(machine, learner_share=1.0, engine_share=1.0), load).result
-    together = simulation.simulate(machine, load).result
-    assert apart.trajectories_per_s == pytest.approx(64 / 30, rel=0.1), "the engine is what is short"
-    assert together.trajectories_per_s == pytest.approx(1 / (30 / 64 + 2.0 / 8), rel=0.1)
+    apart = replace(MACHINE, token_s=0.05)
+    shared = replace(apart, engine_share=0.5, learn_token_s=0.01)
+    assert simulation.simulate(apart, load).result.trajectories_per_s == pytest.approx(8 / 2.0, rel=0.05)
+    got = simulation.simulate(shared, load).result
+    # 30 tokens a row, 8 rows a batch: each batch costs the learner its own 2 s and 2.4 s more
+    assert got.trajectories_per_s == pytest.approx(8 / 4.4, rel=0.1)
+    alone = simulation.simulate(shared, replace(load, max_staleness=0, on_stale="wait")).result
+    assert alone.trajectories_per_s == pytest.approx(8 / (2.0 + 30 * 0.05), rel=0.2), (
+        "the barrier lets neither wait for the other"
+    )
+
+
+def test_each_request_more_makes_all_slower() -> None:
+    machine = replace(MACHINE, learn_s=1e-3, slots=4, token_s=0.1, each_token_s=0.05)
+    load = steady(max_staleness=8, tokens=10.0, median_wait_s=1e-3, environments=64, batches=20)
+    got = simulation.simulate(machine, load).result
+    assert got.trajectories_per_s == pytest.approx(4 / (10 * (0.1 + 4 * 0.05)), rel=0.1)
+
+
+def test_batches_count_after_the_warm_up() -> None:
+    fill = steady(max_staleness=2, environments=8, median_wait_s=10.0)
+    late = simulation.simulate(MACHINE, replace(fill, warm_up=8)).result
+    assert simulation.simulate(MACHINE, replace(fill, warm_up=4)).result == simulation.simulate(MACHINE, fill).result
+    assert late.trajectories_per_s == pytest.approx(8 / 10.0, rel=0.05)
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "mask"])

@@ -85,9 +85,11 @@ def test_arms_of_the_measurement_are_known_to_the_simulation() -> None:
 
 
 def made_up_measurement(arms: dict[str, float]) -> dict[str, Any]:
-    sync = {"arm": "sync", "engine_s": 0.2, "tokens": 20.0, "publish_s": 0.02, "learn_s": 0.5, "turns": 2.6}
-    sync |= {"learner_share": 0.8, "engine_share": 0.7}
-    wrong = dict.fromkeys(sync, 1e6) | {"arm": "m4_mask"}
+    sync = {"arm": "sync", "tokens": 20.0, "publish_s": 0.02, "learn_s": 0.5, "turns": 2.6}
+    sync |= {"base_s": 0.008, "each_s": 0.001, "engine_share": 0.7, "learn_token_s": 0.0001}
+    window = {"seed": 0, "warm_up": 5, "batches": 25}
+    wrong = dict.fromkeys(sync, 1e6) | {"arm": "m4_mask"} | window
+    sync |= window
     points = [{"arm": arm, "trajectories_per_s": speed, "learner_idle": 0.0} for arm, speed in arms.items()]
     return {
         "slots": 32,
@@ -104,7 +106,14 @@ def made_up_measurement(arms: dict[str, float]) -> dict[str, Any]:
 def test_only_the_synchronous_arm_is_fitted() -> None:
     machine, load = simulation.fitted(made_up_measurement({}))
     assert machine == scale.Machine(
-        engines=1, slots=32, token_s=0.01, lag_s=0.02, learn_s=0.5, learner_share=0.8, engine_share=0.7
+        engines=1,
+        slots=32,
+        token_s=0.008,
+        each_token_s=0.001,
+        lag_s=0.02,
+        learn_s=0.5,
+        learn_token_s=0.0001,
+        engine_share=0.7,
     )
     assert (load.environments, load.batch, load.turns, load.waits, load.tokens) == (64, 8, 3, 1, 20.0)
 
