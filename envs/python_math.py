@@ -63,6 +63,11 @@ class PythonMathEnv(PythonToolEnv):
         preload = ("sympy",) if find_spec("sympy") else ()
         return Sandboxes(size, allow_unsafe=allow_unsafe, site_packages=True, preload=preload)
 
+    @property
+    def is_graded_from_record(self) -> bool:
+        """The last message and the gold answer decide."""
+        return True
+
     def grade_final(self, message: Message | None) -> Any:
         r"""Score of the last message: 0 without a `\boxed{}`, else the grader's verdict."""
         response = message.content if message else ""

@@ -123,6 +123,14 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
     def teardown(self) -> Any:
         """Give back what `setup` or the episode took; called once per episode, however it ended."""
 
+    @property
+    def is_graded_from_record(self) -> bool:
+        """Whether `grade` reads nothing but the task and the last action's text, so that a record can be graded again.
+
+        A subclass of which that is true says so; here it is not known.
+        """
+        return False
+
     # What a caller reads
 
     @property
@@ -184,6 +192,21 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
     async def finish_async(self, reason: str) -> Score | None:
         """`finish` for a caller that has other episodes to go on with."""
         return await self._finish(offload, reason)
+
+    async def regrade_async(self, task: Task, response: str) -> Score | None:
+        """Grade a recorded episode again, by its task and the text of its last action. Nothing is set up or run.
+
+        Raises ConfigError where the record does not suffice, see `is_graded_from_record`.
+        """
+        if not self.is_graded_from_record:
+            raise ConfigError(
+                f"{type(self).__name__} cannot grade an episode from its record: its grade may depend on more than the "
+                "task and the last message; if it does not, let is_graded_from_record say True"
+            )
+        await self._release(offload)
+        self._task, self._messages, self._rewards = task, (Message.assistant(response),), [0.0]
+        self._score, self._is_over, self._is_graded = None, True, False
+        return await self._graded(offload)
 
     def close(self) -> None:
         """Give everything back; idempotent. An episode that goes on is over, without a grade."""

@@ -212,6 +212,12 @@ def read_in_parts(path: Path) -> Iterator[Trajectory]:
         yield from part
 
 
+def read_uids(path: Path) -> tuple[str, ...]:
+    """Uids of the trajectories of a file, in order. Raises TaskFileError as `read_trajectories` does."""
+    with _readable(path):
+        return tuple(pq.read_table(path, columns=["uid"]).column("uid").to_pylist())
+
+
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Read a file that `write_trajectories` wrote. Raises TaskFileError naming the file if it is none."""
     with _readable(path):

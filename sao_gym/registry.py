@@ -1,6 +1,6 @@
 """Names of environments, and the factory that joins environment, task set and grader from their string names.
 
-A name is one of: a built-in (`arithmetic`, `python_math`, or their Gymnasium ids), what `register` was given, an
+A name is one of: a built-in (`arithmetic`, `python_math`, `math`, or a Gymnasium id), what `register` was given, an
 entry point of the group `sao_gym.envs`, `package.module:Class`, or `path/to/file.py:Class`. Invariant: nothing is
 imported before an environment is made, and no name is ever guessed.
 
@@ -65,6 +65,13 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             tasks="sao_gym.tasks.mathematics:math_tasks",
             grader="sao_gym.tasks.grading:score_response_async",
             description="mathematics with a persistent Python tool and a boxed answer",
+        ),
+        "math": EnvSpec(
+            id="math",
+            entry_point="sao_gym.envs.plain_math:MathEnv",
+            tasks="sao_gym.tasks.mathematics:math_tasks",
+            grader="sao_gym.tasks.grading:score_response_async",
+            description="the same mathematics in one turn, without a tool",
         ),
     }
 )

@@ -10,10 +10,12 @@ Example:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import gymnasium
 
 from sao_gym.budgets import Budgets
+from sao_gym.conversation import conversation_of
 from sao_gym.evaluation_results import EpisodeRun
 from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Clock, Engine, Sampling
@@ -21,6 +23,7 @@ from sao_gym.rollout import EnvPool, Episode, white_box
 from sao_gym.stream import Trajectory
 
 MakeEnv = Callable[[], gymnasium.Env[tuple[Message, ...], Message]]
+RESPONSE = "response"
 _GENERATE_REASONS = ("engine", "poisoned_output", "DeadlineError")
 
 
@@ -57,8 +60,10 @@ class TokenRunner:
             trajectory = await white_box(
                 env, self._engine, episode, sampling=self._sampling, clock=self._clock, on_version=asked.append
             )
-        text = last_words(trajectory, self._chat)
-        return EpisodeRun(trajectory=trajectory, stage=_stage(trajectory, is_asked=bool(asked)), text=text)
+        said = last_message(trajectory, self._chat)
+        if said is not None:  # what graders of answers saw: with it an episode can be graded again without a tokenizer
+            trajectory = replace(trajectory, info={**trajectory.info, RESPONSE: said.content})
+        return EpisodeRun(trajectory=trajectory, stage=_stage(trajectory, is_asked=bool(asked)), text=last_words(said))
 
     async def close(self) -> None:
         """Close the environments; idempotent."""
@@ -77,10 +82,23 @@ def _stage(trajectory: Trajectory, *, is_asked: bool) -> str | None:
     return "generate" if reason in _GENERATE_REASONS else "step"
 
 
-def last_words(trajectory: Trajectory, chat: Chat) -> str:
-    """What graders of final answers see; where the last turn holds calls alone, the calls as they were written."""
+def last_message(trajectory: Trajectory, chat: Chat) -> Message | None:
+    """The policy's last message, None where it said nothing."""
     last = next((stream.actions[-1] for stream in reversed(trajectory.streams) if stream.actions), None)
-    if last is None:
+    return None if last is None else chat.parse(last.token_ids, is_truncated=trajectory.outcome.is_truncated)
+
+
+def last_words(message: Message | None) -> str:
+    """What graders of final answers see; where the last turn holds calls alone, the calls as they were written."""
+    if message is None:
         return ""
-    message = chat.parse(last.token_ids, is_truncated=trajectory.outcome.is_truncated)
     return message.content or "\n".join(call.raw for call in message.tool_calls)
+
+
+def response_of(trajectory: Trajectory) -> str | None:
+    """The text of the policy's last message as an evaluation recorded it, None where there is no such record."""
+    said = conversation_of(trajectory)
+    if said is not None:
+        return next((message.content for message in reversed(said) if message.role == "assistant"), None)
+    found = trajectory.info.get(RESPONSE)
+    return None if found is None else str(found)

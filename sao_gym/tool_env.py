@@ -88,6 +88,13 @@ class ToolEnv(AgentEnv):
             return super().grade()
         return self.grader(self.task.answer, message.content if message else "")
 
+    @property
+    def is_graded_from_record(self) -> bool:
+        """True with a grader of answers, unless a subclass grades in a way of its own and does not say so."""
+        kind = type(self)
+        is_own = kind.grade is not ToolEnv.grade or kind.grade_final is not ToolEnv.grade_final
+        return self.grader is not None and not is_own
+
     async def _respond(self, call: Caller, message: Message) -> Reply:
         if not message.tool_calls:
             return Reply(is_final=True)

@@ -254,6 +254,7 @@ PRESET_CLASSES = MappingProxyType(
             "PretrainCriticConfig",
             ("--out", "new", "--model", "m"),
         ),
+        "eval": ("sao_gym.commands.eval_config", "EvalConfig", ("--bench", "aime2025", "--model", "m")),
         "presets": ("sao_gym.trainer.config", "TrainConfig", ()),
     }
 )

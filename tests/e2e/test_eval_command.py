@@ -30,9 +30,11 @@ def eval_process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=200)
 
 
-def results(folder: Path) -> dict[str, Any]:
+def results(folder: Path, bench: str | None = None) -> dict[str, Any]:
+    """results.json with the figures of one benchmark, the only one by default, beside the manifest."""
     found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return found
+    benchmarks = found["benchmarks"]
+    return {"manifest": found["manifest"], **benchmarks[bench or next(iter(benchmarks))]}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +73,9 @@ def test_scripted_arithmetic_in_a_process(tmp_path: Path) -> None:
     assert (summary["n_scored"], summary["n_passed"], summary["n_truncated"], summary["n_error"]) == (6, 2, 2, 0)
     assert summary["interval"]["low"] < 1 / 3 < summary["interval"]["high"]
     assert report["tasks"][first.id] == {"samples": 2, "scored": 2, "passed": 2, "truncated": 0, "error": 0}
-    assert manifest["tasks"]["name"] == "arithmetic-heldout"
-    assert len(manifest["tasks"]["content_hash"]) == 64
+    tasks_of = manifest["benchmarks"]["arithmetic-heldout"]["tasks"]
+    assert tasks_of["name"] == "arithmetic-heldout"
+    assert len(tasks_of["content_hash"]) == 64
     assert manifest["versions"]["sao_gym"]
     # trap 25: the raw outputs are kept, in order, and say what was scored
     samples = [value for _, value in read_jsonl(tmp_path / "out" / "samples.jsonl")]
@@ -108,7 +111,7 @@ def test_a_real_model_repeats(model_folder: Path, tmp_path: Path, capsys: pytest
     for trajectory in read_trajectories(tmp_path / "a" / "trajectories.parquet"):
         assert trajectory.outcome.status is not OutcomeStatus.ERROR
         assert trajectory.streams[0].n_action == len(trajectory.streams[0].behavior_logprobs) > 0
-    assert "samples           6, 2 per task" in capsys.readouterr().out
+    assert "6, 2 per task" in capsys.readouterr().out
     assert main([*words[:4], "--limit", "2", "--greedy", "--max-tokens", "8", "--engine.threads", "1"]) == 0
     assert "greedy, seed 0" in capsys.readouterr().out
 
@@ -166,7 +169,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, model_folder: Path, capsys: p
     model = ["--model", str(model_folder)]
     said = ["--engine", "scripted", "--completions", str(tmp_path / "said.jsonl")]
     cases = [
-        ([], "give --env NAME"),
+        ([], "give --bench NAMES, --env NAME"),
         (["--env", "arithmetic"], "give --model FOLDER"),
         (["--env", "arithmetics", *model], "did you mean 'arithmetic'"),
         (["--env", "arithmetic", "--model", str(tmp_path / "none")], "there is no model folder"),
