@@ -19,7 +19,7 @@ import docker
 
 IMAGE = "sao-gym-test:latest"
 PACKAGES = (
-    *("base-files", "bash", "coreutils", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "mawk"),
+    *("base-files", "bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "mawk"),
     *("mount", "patch", "procps", "python3", "sed", "tar", "util-linux"),
 )
 UNUSED = {"debconf", "dpkg", "git-man", "liberror-perl", "libperl5.36", "perl", "perl-modules-5.36", "zstd"}
