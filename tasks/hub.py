@@ -87,9 +87,9 @@ def _load(path: HubPath) -> Any:
     try:
         return datasets.load_dataset(path.repo, path.config, revision=path.revision)
     except Exception as error:  # whatever the library, its network client or a broken file raises
-        reason = str(error).strip().splitlines() or [""]
+        reason = " ".join(str(error).split("\n")[:2])  # a missing configuration: the second line lists them
         raise TaskFileError(
-            f"cannot read {path} from the Hub ({type(error).__name__}: {reason[0][:200]}); check the name, or where "
+            f"cannot read {path} from the Hub ({type(error).__name__}: {reason[:300]}); check the name, or where "
             "there is no way to the Hub give a local file"
         ) from error
 

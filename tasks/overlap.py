@@ -1,7 +1,7 @@
 r"""Prompts that a benchmark shares with training tasks: equal texts, and runs of ten words.
 
 Words are runs of letters and digits, without case; spacing, dollar signs and other marks do not count, so the same
-problem in another notation is found. Ten numbers and letters in a row are notation: a run needs one longer word. Stock phrases ("where m and n are relatively prime positive integers") are a
+problem in another notation is found. Ten numbers and single letters in a row are notation: a run needs a word with two letters. Stock phrases ("where m and n are relatively prime positive integers") are a
 known cause of false alarms: hence every overlap says which words were shared. Text without spaces between words
 (Chinese, say) is compared by its runs between marks. Time and memory grow with the number of words, and with the
 number of pairs that overlap.
@@ -126,8 +126,9 @@ class _Index:
             self.ids.append(task.id)
             words = _words(task.prompt)
             self._texts.setdefault(words, []).append((number, _signs(task.prompt)))
+            is_word = [sum(map(str.isalpha, word)) > 1 for word in words]
             for place, gram in enumerate(_grams(words, run)):
-                if any(len(word) > 1 and word.isalpha() for word in gram):
+                if any(is_word[place : place + run]):
                     self._places.setdefault(gram, {}).setdefault(number, place)
 
     def equal(self, prompt: str, words: Words) -> set[int]:

@@ -394,6 +394,19 @@ def test_any_data_set_of_the_hub_is_a_task_file(hub: Path) -> None:
     assert len(load_tasks("hf:owner/two:test")) == 2
 
 
+def test_a_set_of_several_configurations_says_which(hub: Path) -> None:
+    folder = hub / "owner" / "many"
+    card = "---\nconfigs:\n"
+    for name, answer in (("easy", 1), ("hard", 2)):
+        (folder / name).mkdir(parents=True)
+        parquet.write_table(pa.table({"problem": ["p"], "answer": [answer]}), folder / name / "train.parquet")
+        card += f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train.parquet\n"
+    (folder / "README.md").write_text(card + "---\n")
+    assert load_tasks("hf:owner/many:hard:train")[0].answer == "2"
+    with pytest.raises(TaskFileError, match=r"Config name is missing.*'easy', 'hard'"):
+        load_tasks("hf:owner/many:train")
+
+
 def test_an_environment_takes_its_tasks_from_the_hub(hub: Path) -> None:
     write_like_the_hub(
         hub / "owner" / "toy", train=[{"problem": "2+2?", "answer": "4"}, {"problem": "3?", "answer": "3"}]

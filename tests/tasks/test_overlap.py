@@ -1,6 +1,8 @@
 """Overlaps of a benchmark with training tasks: found whatever the notation, and no false ones."""
 
+import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,15 @@ def test_a_phrase_that_all_share_costs_no_more_than_the_pairs() -> None:
     )
     assert len(found) == 40
     assert all(len(one.training_ids) == 1000 and len(one.words.split()) == RUN for one in found)
+
+
+def test_ten_thousand_training_tasks_against_four_hundred_take_seconds() -> None:
+    """Comparing each with each would take 4 million comparisons of 60 words."""
+    draw = random.Random(0)
+    vocabulary = [f"word{letter}{digit}" for letter in "abcdefghijklmnopqrst" for digit in range(100)]
+    prompts = [" ".join(draw.choices(vocabulary, k=60)) for _ in range(10_400)]
+    benchmark, training = tasks(*prompts[:400], prefix="b"), tasks(*prompts[400:], f"x {prompts[7]} y")
+    start = time.process_time()
+    found = find_overlaps(benchmark, training)
+    assert time.process_time() - start < 10
+    assert [(one.benchmark_id, one.training_ids) for one in found] == [("b7", ("t10000",))]
