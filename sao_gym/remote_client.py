@@ -67,6 +67,7 @@ class OpenAIClient:
             headers=headers,
             timeout=httpx.Timeout(None, connect=min(CONNECT_S, policy.timeout_s)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            verify=policy.url.startswith("https"),  # without TLS there are no certificates to load
         )
 
     async def complete(self, body: Mapping[str, Any], *, turn: int, meter: Meter) -> Answer:
