@@ -36,6 +36,7 @@ __all__ = ["HtmlReport", "benchmark_view", "flat_facts", "render_html", "segment
 
 BUDGET_CHARS = 60_000_000
 LEAST_CHARS = 1_000
+MARKS = dict(zip(ENDINGS, "✓✗–…!?", strict=True))
 COLUMNS = ("problem", *ENDINGS, "scored", "share", "tokens", "turns")
 
 
@@ -148,7 +149,9 @@ def _problem_row(name: str, episodes: Sequence[EpisodeView], anchor: str) -> Mar
 
 def _problem(name: str, episodes: Sequence[EpisodeView], anchor: str, most: int) -> Markup:
     endings = [episode.result.ending for episode in episodes]
-    marks = join(tag("span", " ●", class_=f"mark {_word(ending)}", title=ending.value) for ending in endings)
+    marks = join(
+        tag("span", f" {MARKS[ending]}", class_=f"mark {_word(ending)}", title=ending.value) for ending in endings
+    )
     summary = tag("summary", f"{name} · {endings.count(Ending.RIGHT)} right of {len(endings)} samples", marks)
     return tag("details", summary, tag("div", *(_episode(one, most) for one in episodes)), class_="problem", id=anchor)
 
@@ -166,7 +169,7 @@ def _episode(episode: EpisodeView, most: int) -> Markup:
 def _facts(result: EpisodeResult) -> Iterator[str]:
     yield f"sample {result.attempt}"
     if result.value is not None:
-        yield f"score {result.value:g}" + (f" by {result.method}" if result.method else "")
+        yield f"score {result.value:g}" + (f" by {result.method}" if result.has_answer and result.method else "")
     if result.answer is not None:
         yield f"answer {textwrap.shorten(result.answer, 80, placeholder=' …')}"
     if result.stage or result.reason:

@@ -12,7 +12,8 @@ import html
 import re
 from collections.abc import Iterable
 
-VOID = frozenset({"meta", "link", "br", "hr", "input", "rect", "line", "path"})
+VOID = frozenset({"meta", "link", "br", "hr", "input"})
+"""Elements without an end; those of SVG are not among them, they would swallow what follows."""
 # Characters without a picture, and those that reorder the text around them: shown, so that nothing hides.
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 

@@ -26,7 +26,7 @@ from sao_gym.messages import Message, ToolCall
 from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.stream import Outcome, OutcomeStatus, Segment, StopReason, TokenStream, Trajectory
 
-VOID = {"meta", "link", "br", "hr", "input", "line", "rect", "path"}
+VOID = {"meta", "link", "br", "hr", "input"}
 
 
 class Page(HTMLParser):

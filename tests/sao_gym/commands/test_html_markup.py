@@ -70,6 +70,7 @@ def test_attributes_and_void_elements() -> None:
         '<a class="x" data-value="1.5" hidden>t</a>'
     )
     assert tag("meta", name="viewport", http_equiv="x") == '<meta name="viewport" http-equiv="x">'
+    assert tag("rect", x=1) == '<rect x="1"></rect>', "in SVG nothing ends by itself"
     assert tag("pre", "\nfirst") == "<pre>\n\nfirst</pre>", "a parser drops one line end"
 
 
