@@ -10,10 +10,11 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sao_gym.envs.sandboxes.limits import SandboxLimits
 from sao_gym.envs.sandboxes.seccomp import filter_program
@@ -148,9 +149,13 @@ def bubblewrap_command(plan: BoxPlan) -> Iterator[tuple[Sequence[str], Sequence[
         argv += ["--chdir", "/tmp", "--"]
         argv += [python_program(), "-s", "-S", "-P", "/worker.py", plan.worker_config("/tmp")]
         if plan.drops_root:
-            launcher = [python_program(), "-I", "-S", str(Path(__file__).with_name("launch.py"))]
-            argv = [*launcher, str(LESSER_USER), str(len(folders)), *folders, *argv]
+            argv = launched({"uid": LESSER_USER, "folders": folders, "argv": argv})
         yield argv, (program, rules)
+
+
+def launched(plan: Mapping[str, Any]) -> list[str]:
+    """Argv that starts a program through `launch.py`."""
+    return [python_program(), "-I", "-S", str(Path(__file__).with_name("launch.py")), json.dumps(plan)]
 
 
 def unsafe_command(plan: BoxPlan, work: str) -> Sequence[str]:
