@@ -9,7 +9,6 @@ Example:
 """
 
 import base64
-import csv
 import datetime
 import hashlib
 import json
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from sao_gym.errors import ConfigError, TaskFileError
-from sao_gym.jsonl import read_jsonl, write_jsonl
+from sao_gym.jsonl import write_jsonl
 from sao_gym.protocols import Task
+from sao_gym.tasks._files import read_jsonl_records, read_parquet_records, read_records
 from sao_gym.tasks.hub import Record, is_hub_path, parse_hub_path, read_hub
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -123,50 +123,13 @@ def load_jsonl(path: str | os.PathLike[str], mapping: Mapping[str, str] | None =
     TaskFileError, also for a record without a column that `mapping` names.
     """
     path = Path(path)
-    return tasks_from_records(path.stem, _read_jsonl(path), mapping, where=str(path))
+    return tasks_from_records(path.stem, read_jsonl_records(path), mapping, where=str(path))
 
 
 def load_parquet(path: str | os.PathLike[str], mapping: Mapping[str, str] | None = None) -> ListTaskSet:
     """Tasks of a parquet file; `mapping` as in `load_jsonl`. Raises TaskFileError."""
     path = Path(path)
-    return tasks_from_records(path.stem, _read_parquet(path), mapping, where=str(path))
-
-
-def read_records(path: Path) -> Iterable[Record]:
-    """(place, record) of each row of a task file, in the format that its name ends in. Raises TaskFileError."""
-    read = {".parquet": _read_parquet, ".csv": _read_csv}.get(path.suffix.lower(), _read_jsonl)
-    return read(path)
-
-
-def _read_jsonl(path: Path) -> Iterator[Record]:
-    return ((f"line {number}", value) for number, value in read_jsonl(path))
-
-
-def _read_parquet(path: Path) -> Iterator[Record]:
-    import pyarrow.parquet as parquet  # only here: most task files are JSON lines
-
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise TaskFileError(f"cannot read {path}: {reason}; give the path of a parquet file") from error
-    return ((f"row {i}", row) for i, row in enumerate(rows, start=1))
-
-
-def _read_csv(path: Path) -> Iterator[Record]:
-    """A row with too few cells has None in the last columns; one with too many is refused."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [(f"line {reader.line_num}", dict(row)) for row in reader]
-    except OSError as error:
-        raise TaskFileError(f"cannot read {path}: {error.strerror}; give the path of a CSV file") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise TaskFileError(f"cannot read {path}: {error}; save it as CSV with a header, in UTF-8") from error
-    for place, row in rows:
-        if None in row:
-            raise TaskFileError(f"{path}, {place}: more cells than the header has; is a quotation mark missing?")
-    return iter(rows)
+    return tasks_from_records(path.stem, read_parquet_records(path), mapping, where=str(path))
 
 
 def save_jsonl(path: str | os.PathLike[str], tasks: Iterable[Task]) -> None:

@@ -23,9 +23,10 @@ from sao_gym.errors import ConfigError, RegistryError, TaskFileError
 from sao_gym.protocols import Task
 from sao_gym.registry import spec
 from sao_gym.tasks._benchmark_list import BENCHMARKS, Benchmark
+from sao_gym.tasks._files import read_records
 from sao_gym.tasks._fingerprints import aligned, content_hash, differences, stored
 from sao_gym.tasks._repairs import Repair, repaired
-from sao_gym.tasks.base import ListTaskSet, read_records, tasks_from_records
+from sao_gym.tasks.base import ListTaskSet, tasks_from_records
 from sao_gym.tasks.hub import Record, read_hub
 from sao_gym.tools import nearest
 
@@ -56,7 +57,7 @@ class LoadedBenchmark:
     def take(self, limit: int | None = None, *, seed: int = 0) -> tuple[Task, ...]:
         """All tasks, or `limit` of them drawn by `seed`, in the benchmark's order.
 
-        The first tasks are no sample: BeyondAIME is sorted by its answers. A larger limit keeps what a smaller one drew.
+        The first tasks are no sample: BeyondAIME is sorted by its answers. A larger limit keeps what a smaller drew.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"a limit of {limit} tasks leaves nothing to evaluate; give at least 1")

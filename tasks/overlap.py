@@ -1,10 +1,10 @@
 r"""Prompts that a benchmark shares with training tasks: equal texts, and runs of ten words.
 
 Words are runs of letters and digits, without case; spacing, dollar signs and other marks do not count, so the same
-problem in another notation is found. Ten numbers and single letters in a row are notation: a run needs a word with two letters. Stock phrases ("where m and n are relatively prime positive integers") are a
-known cause of false alarms: hence every overlap says which words were shared. Text without spaces between words
-(Chinese, say) is compared by its runs between marks. Time and memory grow with the number of words, and with the
-number of pairs that overlap.
+problem in another notation is found. Ten numbers and single letters in a row are notation: a run needs a word with two
+letters. Stock phrases ("where m and n are relatively prime positive integers") are a known cause of false alarms:
+hence every overlap says which words were shared. Text without spaces between words (Chinese, say) is compared by its
+runs between marks. Time and memory grow with the number of words, and with the number of pairs that overlap.
 
 Example:
     >>> training = [Task(id="t1", prompt="One two three four, five six seven eight nine ten.")]
