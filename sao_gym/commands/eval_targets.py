@@ -164,7 +164,7 @@ def _open(plan: _Plan, config: EvalConfig, recorded: Mapping[str, Recorded], pre
         )
     return Target(
         name=name,
-        label=prefix + re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-"),
+        label=prefix + re.sub(r"[^A-Za-z0-9_.]+", "-", name.rpartition("/")[2]).strip("-"),
         environments=environments,
         tasks=tasks,
         samples=plan.samples,
