@@ -21,6 +21,7 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 OMITTABLE = ("temperature", "top_p", "max_tokens", "seed")
 _OWN_FIELDS = ("model", "messages", "tools", "stream", "n", "max_completion_tokens", "function_call", *OMITTABLE)
 _PATH = "/chat/completions"
+_SECRET_FIELDS = ("api_key", "apikey", "key", "authorization", "password", "secret")
 _SECRET_WORDS = ("key", "token", "secret", "password", "sig")
 
 
@@ -63,6 +64,8 @@ class RemotePolicy:
             raise ConfigError(
                 f"extra_body cannot say {taken[0]!r}: it has a setting of its own, or is not to be changed"
             )
+        if any(name.lower().replace("-", "_") in _SECRET_FIELDS for name in self.extra_body):
+            raise ConfigError("extra_body is written into records; put a key into an environment variable (key_env)")
         try:
             json.dumps(dict(self.extra_body), allow_nan=False)
         except (TypeError, ValueError) as error:

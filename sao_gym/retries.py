@@ -9,6 +9,7 @@ Example:
     ([1.0, 2.0, 4.0], 60.0)
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -28,7 +29,7 @@ class RetryRule:
     def __post_init__(self) -> None:
         if self.max_retries < 0 or self.budget < 0:
             raise ConfigError(f"retries are counted from 0, got {self.max_retries} per request, {self.budget} per run")
-        if not 0 < self.first_wait_s <= self.max_wait_s:
+        if not 0 < self.first_wait_s <= self.max_wait_s < math.inf:
             raise ConfigError(
                 f"waits need 0 < first_wait_s <= max_wait_s, got {self.first_wait_s} and {self.max_wait_s}"
             )
@@ -62,9 +63,11 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that an answer's `Retry-After` asks for, None where it does not. A date is read against the answer's own."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
-            return max(float(headers[name]) * scale, 0.0)
+            asked = float(headers[name])
         except (KeyError, ValueError):
             continue
+        if math.isfinite(asked):
+            return max(asked * scale, 0.0)
     try:
         until, now = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
         return max((until - now).total_seconds(), 0.0)

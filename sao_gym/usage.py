@@ -124,7 +124,7 @@ def spoken(usage: Usage) -> str:
     if usage.retries:
         parts.append(_counted(usage.retries, "retry", "retries"))
     if usage.unmetered:
-        parts.append(_counted(usage.unmetered, "answer", "answers") + " that did not say their tokens")
+        parts.append(_counted(usage.unmetered, "answer", "answers") + " without a token count")
     return ", ".join(parts)
 
 

@@ -38,6 +38,12 @@ TASK = Task(id="t", prompt="What is 2+3?", answer="5")
 QUICK = RetryRule(max_retries=3, first_wait_s=0.001, max_wait_s=0.002)
 
 
+@pytest.fixture(autouse=True)
+def _no_key_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
 # -- a server that says what a test tells it to
 
 
@@ -451,8 +457,8 @@ async def test_without_usage_tokens_are_unknown_and_a_budget_of_tokens_is_refuse
     with serving(in_turn(calls('{"a": 2, "b": 3}', usage=None), FIVE)) as server:
         made = await run(server)
         assert (made.usage.unmetered, made.usage.completion_tokens, made.usage.requests) == (1, 5, 2)
+        server.requests.clear()
         with pytest.raises(ConfigError, match="max_tokens_per_episode 100 cannot be kept"):
-            server.requests.clear()
             await run(server, budgets=Budgets(max_tokens_per_episode=100))
 
 
@@ -612,9 +618,9 @@ async def test_a_request_refused_after_others_passed_is_that_episodes_alone() ->
 
 
 async def test_a_key_that_dies_in_the_middle_ends_the_run() -> None:
-    with serving(in_turn(ADD, fails(401))) as server:
-        with pytest.raises(ApiError, match="set an API key in the environment variable OPENAI_API_KEY"):
-            await run(server)
+    words = "set an API key in the environment variable OPENAI_API_KEY"
+    with serving(in_turn(ADD, fails(401))) as server, pytest.raises(ApiError, match=words):
+        await run(server)
 
 
 async def test_a_server_that_is_not_there_ends_the_run() -> None:
@@ -641,9 +647,9 @@ async def test_the_key_stands_in_the_header_and_nowhere_else(
     assert "[key]" in caplog.text
     for text in (*shown, json.dumps(server.requests)):
         assert KEY not in text
-    with serving(in_turn(fails(401, f"Incorrect API key provided: {KEY[:8]}***cdef"))) as server:
-        with pytest.raises(ApiError) as caught:
-            await run(server, key_env="MY_KEY")
+    refusal = fails(401, f"Incorrect API key provided: {KEY[:8]}***cdef")
+    with serving(in_turn(refusal)) as server, pytest.raises(ApiError) as caught:
+        await run(server, key_env="MY_KEY")
     assert KEY[:8] not in str(caught.value)
     assert "check the key in the environment variable MY_KEY" in str(caught.value)
 
