@@ -179,9 +179,9 @@ class Box:
         await self.abandon()
         self._channel.close()
         try:
-            if not await self._wait_exit(EXIT_TIMEOUT_S):
+            if not await wait_exit(self._process, EXIT_TIMEOUT_S):
                 self._process.kill()
-                await self._wait_exit(EXIT_TIMEOUT_S)
+                await wait_exit(self._process, EXIT_TIMEOUT_S)
         except asyncio.CancelledError:
             self._process.kill()
             self._process.wait()
@@ -190,21 +190,22 @@ class Box:
             if self._work is not None:
                 shutil.rmtree(self._work, ignore_errors=True)
 
-    async def _wait_exit(self, timeout_s: float) -> bool:
-        """Wait for the process without a thread: a pidfd becomes readable when it ends."""
-        if self._process.poll() is not None:
-            return True
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        pidfd = os.pidfd_open(self._process.pid)
-        try:
-            loop.add_reader(pidfd, _resolve, ended)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ended, timeout_s)
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        return self._process.poll() is not None
+
+async def wait_exit(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait for a process without a thread: a pidfd becomes readable when it ends."""
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(pidfd, _resolve, ended)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended, timeout_s)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    return process.poll() is not None
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

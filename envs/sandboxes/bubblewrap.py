@@ -90,7 +90,8 @@ def _bind(path: str) -> list[str]:
     return ["--ro-bind", path, path]
 
 
-def _system_view() -> list[str]:
+def system_view() -> list[str]:
+    """Arguments that show /usr, what the host links to it, and the linker's cache, all read-only."""
     arguments = _bind("/usr")
     for name in ("/lib", "/lib64", "/lib32", "/bin", "/sbin"):
         path = Path(name)
@@ -120,7 +121,8 @@ def _isolation(size: int) -> list[str]:
 
 
 @contextmanager
-def _readable(data: bytes) -> Iterator[int]:
+def readable(data: bytes) -> Iterator[int]:
+    """A file descriptor from which `data` can be read."""
     fd = os.memfd_create("sao-gym")
     try:
         os.write(fd, data)
@@ -133,13 +135,13 @@ def _readable(data: bytes) -> Iterator[int]:
 @contextmanager
 def bubblewrap_command(plan: BoxPlan) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
     """(argv, file descriptors to pass on) that start an isolated box. Raises SandboxUnavailableError."""
-    argv = [find_bwrap(), *_isolation(plan.limits.tmp_bytes), *_system_view()]
+    argv = [find_bwrap(), *_isolation(plan.limits.tmp_bytes), *system_view()]
     folders = _shown_folders(plan)
     for folder in folders:
         argv += ["--ro-bind", f"{{{folder}}}" if plan.drops_root else folder, folder]
     for name, value in ENVIRONMENT.items():
         argv += ["--setenv", name, value]
-    with _readable(worker_program().read_bytes()) as program, _readable(filter_program() or b"") as rules:
+    with readable(worker_program().read_bytes()) as program, readable(filter_program() or b"") as rules:
         argv += ["--ro-bind-data", str(program), "/worker.py"]
         if filter_program() is not None:
             argv += ["--seccomp", str(rules)]

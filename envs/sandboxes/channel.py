@@ -13,6 +13,7 @@ A backend starts `driver_argv()`, hands what it reads to `feed`, and gives a `se
 """
 
 import asyncio
+import hashlib
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ LOOK_S = 1.0
 KILL_S = 5.0
 """How long the driver may take to end a command, on a crowded machine."""
 STORE_S = 60.0
+READS = 3
 TIMED_OUT, KILLED = 124, 137
 """Exit codes where there is none of the command's own, as timeout(1) and a shell would give them."""
 FLOOD_BYTES_PER_S = 32 << 20
@@ -82,7 +84,8 @@ class ShellChannel:
     """The host's end. The backend calls `feed` with what it reads and `feed_end` when the streams are over.
 
     All methods belong to one event loop. `env` is exported over what the driver inherits, `workdir` is where commands
-    start. With `has_data` the third stream carries files.
+    start. With `data_fd`, the driver's own for it, a third
+    stream carries files.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class ShellChannel:
         *,
         env: Mapping[str, str],
         workdir: str,
-        has_data: bool = False,
+        data_fd: int | None = None,
         state: str = STATE,
     ) -> None:
         self._send = send
@@ -100,8 +103,11 @@ class ShellChannel:
         self._env = dict(env)
         self._workdir = workdir
         self._state = state
+        self._data_fd = data_fd
         self._key = secrets.token_hex(16)
-        self._streams = {number: _Stream() for number in ((1, 2, 3) if has_data else (1, 2))}
+        self._streams = {
+            number: _Stream() for number in ((STDOUT, STDERR) if data_fd is None else (STDOUT, STDERR, DATA))
+        }
         self._marks: dict[bytes, _Mark] = {}
         self._turn = asyncio.Lock()
         self._sending = asyncio.Lock()
@@ -224,14 +230,27 @@ class ShellChannel:
         return ExecResult(stdout=stdout, stderr=stderr, exit_code=code, timed_out=timed_out, truncated=left_out + more)
 
     async def read(self, path: str, timeout_s: float = 60.0) -> bytes:
-        """Bytes of a file inside, over DATA or, where there is none, over STDOUT. Raises SandboxError if it cannot be read or is too large."""
+        """Bytes of a file inside. Raises SandboxError if it cannot be read, is too large, or changes meanwhile.
+
+        Without a stream of its own for files, what others print meanwhile would be among the bytes: a checksum tells.
+        """
+        most = self._limits.file_bytes
+        command = f"head -c {most + 1} -- {shlex.quote(path)}"
+        if DATA in self._streams:
+            data, _ = await self._read(path, f"exec {command}", timeout_s, DATA)
+            return data
+        for _ in range(READS):
+            data, said = await self._read(path, f"{command} && {command} | sha256sum >&2", timeout_s, STDOUT)
+            if hashlib.sha256(data).hexdigest() in said:
+                return data
+        raise SandboxError(f"{path!r} in a sandbox could not be read whole; something inside prints all the time")
+
+    async def _read(self, path: str, command: str, timeout_s: float, stream: int) -> tuple[bytes, str]:
         collected = _Collected(self._limits.file_bytes)
-        command = f"exec head -c {self._limits.file_bytes + 1} -- {shlex.quote(path)}"
-        stream = DATA if DATA in self._streams else STDOUT
-        await self._file("read", path, command, timeout_s, {stream: collected.add})
+        said = await self._file("read", path, command, timeout_s, {stream: collected.add})
         if len(collected.data) > self._limits.file_bytes:
             raise SandboxError(f"{path!r} in a sandbox is larger than file_bytes = {self._limits.file_bytes}")
-        return bytes(collected.data)
+        return bytes(collected.data), said
 
     async def write(self, path: str, data: bytes, timeout_s: float = 60.0) -> None:
         """Write a file inside, with the folders above it. Raises SandboxError if that cannot be done."""
@@ -249,15 +268,17 @@ class ShellChannel:
         timeout_s: float,
         sinks: dict[int, Callable[[bytes], None]],
         data: bytes = b"",
-    ) -> None:
+    ) -> str:
         if not path or "\0" in path:
             raise SandboxError(f"{path!r} names no file in a sandbox")
         complaint = BoundedOutput(1000)
         async with self._turn:
             code, timed_out = await self._run(command, {**sinks, STDERR: complaint.add}, timeout_s, stdin=data)
+        text = complaint.text()[0]
         if code or timed_out:
-            reason = f"nothing within {timeout_s:g} s" if timed_out else complaint.text()[0].strip().rpartition(": ")[2]
+            reason = f"nothing within {timeout_s:g} s" if timed_out else text.strip().rpartition(": ")[2]
             raise SandboxError(f"{path!r} in a sandbox could not be {verb} ({reason or f'exit code {code}'})")
+        return text
 
     async def _run(
         self,
@@ -285,7 +306,7 @@ class ShellChannel:
                 cwd or self._workdir,
                 "".join(f"export {name}={shlex.quote(value)};" for name, value in {**self._env, **(env or {})}.items()),
                 f"{self._state}/input" if stdin else "/dev/null",
-                str(DATA if DATA in sinks else STDOUT),
+                str(self._data_fd if DATA in sinks else STDOUT),
                 kind,
                 command if kind == "text" else stored,
             )

@@ -22,7 +22,8 @@ STATE = "/tmp/.sao-gym"
 _START = r"""
 shopt -s execfail
 umask 022
-mkdir -p -m 700 "$2" && cp "$BASH" "$2/shell" && chmod 0111 "$2/shell" && exec -a bash "$2/shell" -p -c "$1" bash "$2"
+mkdir -p -m 700 "$2" && cp "$BASH" "$2/shell" && chmod 0111 "$2/shell" && printf '%s' "$1" >"$2/driver" &&
+  exec -a bash "$2/shell" -p "$2/driver" "$2"
 _sg_program=$1
 shift
 eval "$_sg_program"
@@ -35,8 +36,9 @@ _sg_signals="HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XC
 trap '' $_sg_signals
 exec 7>&2 2>/dev/null
 exec 8<> <(:)
-rm -f "$_sg_dir/shell"
+rm -f "$_sg_dir/shell" "$_sg_dir/driver"
 hash bash head cat mkdir
+@SETUP@
 _sg_bash=${BASH_CMDS[bash]:-bash}
 _sg_p=0 _sg_s=0 _sg_v=()
 
@@ -44,13 +46,14 @@ _sg_p=0 _sg_s=0 _sg_v=()
 _sg_mark() {
   printf '\0%s:%s\n' "$1" "$2"
   printf '\0%s:\n' "$1" >&7
-  @DATA@printf '\0%s:\n' "$1" >&3
+  @DATA@
 }
 
 # run NUMBER FOLDER EXPORTS INPUT SINK KIND COMMAND
 _sg_run() {
   (
     set -m
+    printf 1000 >/proc/self/oom_score_adj # when memory runs out, the command goes and the driver stays
     trap - $_sg_signals
     LC_ALL=
     unset LC_ALL
@@ -149,19 +152,26 @@ _sg_end() {
 
 LC_ALL=C
 IFS= read -r -d '' _sg_key || exit
+{
 while IFS= read -r -d '' _sg_request; do
   [[ $_sg_request == "$_sg_key "* ]] && eval "${_sg_request#"$_sg_key "}"
 done
+exit
+}
 """
 
 
-def driver_argv(*, has_data: bool = False, state: str = STATE) -> Sequence[str]:
-    """Argv of the bash to start inside: stdin, stdout and stderr are the channel, and fd 3 too with `has_data`.
+def driver_argv(*, data_fd: int | None = None, state: str = STATE, setup: str = "") -> Sequence[str]:
+    """Argv of the bash to start inside: stdin, stdout and stderr are the channel, and `data_fd` where there is one.
+
+    `setup` is bash to run first, such as resource limits.
 
     It needs bash 4 or newer and coreutils in the sandbox, and its first folder writable; as process 1 it also collects
     the dead and cannot be killed from inside.
     """
-    program = _DRIVER.replace("@DATA@", "" if has_data else "#").replace("@CLOSE@", "3>&-" if has_data else "")
+    mark = "" if data_fd is None else f"printf '\\0%s:\\n' \"$1\" >&{data_fd}"
+    close = "" if data_fd is None else f"{data_fd}>&-"
+    program = _DRIVER.replace("@DATA@", mark).replace("@CLOSE@", close).replace("@SETUP@", setup)
     return ["bash", "-p", "-c", _START, "bash", program, state]
 
 

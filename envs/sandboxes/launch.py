@@ -135,8 +135,8 @@ def main(plan: Mapping[str, Any]) -> NoReturn:
         write(path, str(os.getpid()))
     argv, uid, owned = plan["argv"], plan["uid"], plan.get("owned", ())
     program = os.open(argv[0], os.O_RDONLY)
-    sources = {folder: os.open(folder, os.O_PATH) for folder in [*plan["folders"], *owned]}
     enter_namespace(plan.get("scratch", 0))
+    sources = {folder: os.open(folder, os.O_PATH) for folder in [*plan["folders"], *owned]}
     base = next(place for place in PLACES if Path(place).is_dir())
     mount("tmpfs", base, "tmpfs", 0, "mode=755,size=64k")
     shown = show_folders(base, sources, owned, uid)
