@@ -15,13 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sao_gym.chat import make_chat
+from sao_gym.commands.eval import main as evaluation_command
+from sao_gym.commands.eval_records import SAMPLES, TRAJECTORIES, EvalRecords, read_samples
 from sao_gym.completions import read_script
 from sao_gym.demonstrations import read_conversations
 from sao_gym.errors import TaskFileError
 from sao_gym.jsonl import append_jsonl, dump_line, read_jsonl, write_jsonl
+from sao_gym.parquet import read_trajectories
 from sao_gym.policy_loading import byte_tokenizer
+from sao_gym.protocols import Task
 from sao_gym.runfolder import METRICS, RunFolder
-from sao_gym.tasks.base import load_jsonl
+from sao_gym.tasks.base import load_jsonl, save_jsonl
 from sao_gym.tasks.benchmarks import load_benchmark
 
 NASTY = ["a\u2028b", "a\u2029b", "a\u0085b", "a\u000bb", "a\r\nb"]
@@ -142,6 +146,37 @@ def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
         assert [value for _, value in read_jsonl(run.file(METRICS))] == whole
         run.rewind_metrics(3)
         assert run.read_metrics() == whole[:3]
+
+
+def test_an_evaluation_keeps_every_text_as_it_was(tmp_path: Path) -> None:
+    """Case CF-01: prompts, a real tool's output and answers, through episodes into our own files and back."""
+    tasks = [Task(id=text, prompt=f"Say {text}", answer="1") for text in NASTY]
+    save_jsonl(tmp_path / "tasks.jsonl", tasks)
+    calls = [json.dumps({"name": "python", "arguments": {"code": f"print({text!r})"}}) for text in NASTY]
+    turns = [[f"<tool_call>{call}</tool_call>", f"{text}\\boxed{{1}}"] for call, text in zip(calls, NASTY, strict=True)]
+    said = [{"task_id": task.id, "turns": each} for task, each in zip(tasks, turns, strict=True)]
+    write_jsonl(tmp_path / "said.jsonl", said)
+    words = [
+        "--env",
+        "arithmetic",
+        "--tasks",
+        str(tmp_path / "tasks.jsonl"),
+        "--n",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert evaluation_command([*words, "--engine", "scripted", "--completions", str(tmp_path / "said.jsonl")]) == 0
+    (results,) = read_samples(tmp_path / "out" / SAMPLES).values()
+    assert [(result.task_id, result.text, result.passed) for result in results] == [
+        (text, f"{text}\\boxed{{1}}", True) for text in NASTY
+    ]
+    with RunFolder.open_for_resume(tmp_path / "out") as folder:
+        (recorded,) = EvalRecords(folder).recorded().values()
+    assert list(recorded.tasks) == tasks
+    for trajectory, text in zip(read_trajectories(tmp_path / "out" / TRAJECTORIES), NASTY, strict=True):
+        observed = CHAT.codec.decode(trajectory.streams[0].segments[2].token_ids)
+        assert observed == f"<|tool|>{text}<|end|><|assistant|>"
 
 
 json_values = st.recursive(
