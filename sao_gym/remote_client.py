@@ -15,6 +15,7 @@ import json
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,11 +52,15 @@ class ContextOverflowError(EngineError):
 
 
 class OpenAIClient:
-    """Sends requests; one client serves all episodes of a run. `rng` draws the jitter of waits."""
+    """Sends requests; one client serves all episodes of a run. `rng` draws the jitter of waits.
+
+    `is_metered`: an answer said its tokens. `models` and `fingerprints` count the answers by what they say made them.
+    """
 
     def __init__(self, policy: RemotePolicy, *, clock: Clock, rng: random.Random | None = None) -> None:
         self.policy = policy
-        self.has_answered = False
+        self.has_answered = self.is_metered = False
+        self.models, self.fingerprints = Counter[str](), Counter[str]()
         self._clock, self._rng = clock, rng or random.Random()
         self._budget = RetryBudget(policy.retries.budget)
         self._key = policy.key()
@@ -78,9 +83,10 @@ class OpenAIClient:
             meter.sent(is_retry=retry > 0)
             found = await self._ask(content, turn, meter)
             if isinstance(found, Answer):
-                self.has_answered = True
+                self._note(found)
                 return found
             if found.meaning is not Meaning.RETRY:
+                meter.failing = None
                 raise self._final(found)
             if retry >= self.policy.retries.max_retries or not self._budget.take():
                 raise self._given_up(found, retry + 1)
@@ -93,6 +99,12 @@ class OpenAIClient:
     async def close(self) -> None:
         """Close all connections; idempotent."""
         await self._http.aclose()
+
+    def _note(self, answer: Answer) -> None:
+        self.has_answered = True
+        self.is_metered = self.is_metered or answer.tokens is not None
+        self.models.update([answer.model] if answer.model else [])
+        self.fingerprints.update([answer.fingerprint] if answer.fingerprint else [])
 
     async def _ask(self, content: bytes, turn: int, meter: Meter) -> Answer | Failure:
         """One request, without retries."""

@@ -8,6 +8,7 @@ Example:
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 OMITTABLE = ("temperature", "top_p", "max_tokens", "seed")
 _OWN_FIELDS = ("model", "messages", "tools", "stream", "n", "max_completion_tokens", "function_call", *OMITTABLE)
 _PATH = "/chat/completions"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRET_FIELDS = ("api_key", "apikey", "key", "authorization", "password", "secret")
 _SECRET_WORDS = ("key", "token", "secret", "password", "sig")
 
@@ -50,6 +52,8 @@ class RemotePolicy:
         _check_base(self.api_base)
         if not self.model:
             raise ConfigError("an API needs the name of a model; give the one that it lists")
+        if self.key_env is not None and not _VARIABLE.fullmatch(self.key_env):
+            raise ConfigError("key_env must be the name of an environment variable in capitals, never the key itself")
         if not self.timeout_s > 0 or (self.context_length is not None and self.context_length < 1):
             raise ConfigError(
                 f"timeout_s and context_length must be above 0, got {self.timeout_s} and {self.context_length}"

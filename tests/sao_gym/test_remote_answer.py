@@ -131,10 +131,10 @@ def test_bodies_without_an_answer(record: Any) -> None:
         read_answer(record, turn=0)
 
 
-NAMES = (
-    "choices message content tool_calls function name arguments id type text thinking finish_reason usage reasoning "
-    "reasoning_content role refusal"
-).split()
+NAMES = [
+    *("choices", "message", "content", "tool_calls", "function", "name", "arguments", "id", "type", "text"),
+    *("thinking", "finish_reason", "usage", "reasoning", "reasoning_content", "role", "refusal"),
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
