@@ -109,6 +109,8 @@ class DockerSandbox:
             self._running = asyncio.ensure_future(work)
             try:
                 return await self._running
+            except SandboxError as error:
+                raise await self._explained(error) from error
             except asyncio.CancelledError:
                 if not self._is_full:
                     raise
@@ -152,6 +154,16 @@ class DockerSandbox:
             if self._running is not None or turn % IDLE_LOOKS == 0:
                 with suppress(SandboxError):  # an engine that does not answer shows up in the channel
                     await self._check_disk()
+
+    async def _explained(self, error: SandboxError) -> SandboxError:
+        """With what the engine knows about a container that ended by itself."""
+        if self._over or not self._channel.is_broken:
+            return error
+        try:
+            ending = await self._engine.ending(self._name)
+        except SandboxError as silence:
+            return SandboxError(f"{error} ({silence})")
+        return SandboxError(f"a container ended by itself ({ending})") if ending else error
 
     async def _check_disk(self) -> None:
         """Stop the command during which too much was written; where there is none, end all inside."""

@@ -19,7 +19,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sao_gym.envs.sandboxes.docker_reaper import reap, remove_container, remove_own
@@ -27,18 +26,10 @@ from sao_gym.errors import SandboxError, SandboxUnavailableError
 
 THREADS = 8
 CALL_TIMEOUT_S = 120
+ENDING_S = 5
 MISSING_PACKAGE = "the package docker is not installed, and the docker sandbox needs it: pip install 'sao-gym[docker]'"
 _BOUNDS = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "CPU time"}
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerState:
-    """How a container stands."""
-
-    is_running: bool
-    exit_code: int
-    is_out_of_memory: bool
 
 
 class DockerEngine:
@@ -89,14 +80,9 @@ class DockerEngine:
         """Kill and remove a container; nothing happens where it is gone."""
         await self.call(lambda api: remove_container(api, name))
 
-    async def state(self, name: str) -> ContainerState:
-        """How a container stands. Raises SandboxError if it is gone."""
-        found = (await self.call(lambda api: api.inspect_container(name)))["State"]
-        return ContainerState(
-            is_running=bool(found["Running"]),
-            exit_code=int(found["ExitCode"]),
-            is_out_of_memory=bool(found.get("OOMKilled")),
-        )
+    async def ending(self, name: str) -> str:
+        """How a container ended, in words; an empty string while it runs. Raises SandboxError if it is gone."""
+        return await self.call(lambda api: _ending(api, name))
 
     async def written_bytes(self, name: str) -> int:
         """Bytes that a container has written over its image; mounts of memory aside."""
@@ -169,6 +155,15 @@ def _attach(api: Any, name: str) -> socket.socket:
         return plain
     with plain, found:  # a copy, so that nothing of the SDK's holds the connection open after it is closed here
         return socket.socket(fileno=os.dup(plain.fileno()))
+
+
+def _ending(api: Any, name: str) -> str:
+    with suppress(OSError):  # it goes on running
+        api.wait(name, timeout=ENDING_S)  # what its connection told may be ahead of the engine's books
+    state = api.inspect_container(name)["State"]
+    if state["Running"]:
+        return ""
+    return f"exit code {state['ExitCode']}{', out of memory' if state.get('OOMKilled') else ''}"
 
 
 @contextmanager

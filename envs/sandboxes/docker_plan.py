@@ -72,7 +72,10 @@ def missing_image(image: str) -> str:
 
 
 def host_config(api: Any, spec: SandboxSpec) -> Any:
-    """Bounds and rights: no network, no capabilities, no new privileges, no swap, no log on the engine's disk."""
+    """Bounds and rights: no network, no capabilities, no new privileges, no swap, no log on the engine's disk.
+
+    Files in memory take at most three quarters of it, so that they alone cannot cost the shell its life.
+    """
     from docker.types import LogConfig
 
     limits = spec.limits
@@ -81,14 +84,14 @@ def host_config(api: Any, spec: SandboxSpec) -> Any:
         memswap_limit=limits.memory_bytes,
         pids_limit=limits.processes,
         nano_cpus=int(limits.cpus * 1e9),
-        shm_size=min(SHM_BYTES, limits.disk_bytes),
+        shm_size=min(SHM_BYTES, limits.disk_bytes, limits.memory_bytes // 4),
         ulimits=_ulimits(limits),
         network_mode="bridge" if spec.network else "none",
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         ipc_mode="private",
         log_config=LogConfig(type="none"),
-        tmpfs={"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_bytes}"},
+        tmpfs={"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={min(limits.disk_bytes, limits.memory_bytes // 2)}"},
     )
 
 

@@ -100,7 +100,6 @@ def leave_engine() -> None:
         until = time.monotonic() + STOP_TIMEOUT_S
         while folder.exists() and time.monotonic() < until:
             time.sleep(0.05)
-        folder.with_suffix(".lock").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -132,6 +131,7 @@ def keep(folder: Path) -> None:
         _stop(engine)
         _unmount(folder)
         shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _mount_data(data: Path) -> None:

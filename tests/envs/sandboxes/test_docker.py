@@ -156,6 +156,8 @@ async def test_memory_taken_by_a_command_ends_the_command_alone(engine: DockerEn
     for _ in range(3):
         result = await box.exec(["python3", "-c", "x = bytearray(500 << 20); print(len(x))"], timeout_s=20)
         assert (result.stdout, result.exit_code) == ("", 137)
+        files = await box.exec("for f in /tmp/x /dev/shm/x; do head -c 500M /dev/zero > $f; done; rm /tmp/x /dev/shm/x")
+        assert "No space left on device" in files.stderr
         assert (await box.exec("echo alive")).stdout == "alive\n"
     await box.close()
 
@@ -233,7 +235,7 @@ async def test_a_container_killed_from_outside_is_a_sandbox_error(box: DockerSan
     running = asyncio.ensure_future(box.exec("sleep 100", timeout_s=100))
     await asyncio.wait({running}, timeout=0.2)
     await engine.call(lambda api: api.kill(box.name))
-    with pytest.raises(SandboxError) as caught:
+    with pytest.raises(SandboxError, match=r"^a container ended by itself \(exit code 137\)$") as caught:
         await asyncio.wait_for(running, 10)
     assert caught.value.kind == "sandbox"
     assert not await box.is_alive()
