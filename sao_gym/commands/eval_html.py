@@ -36,6 +36,8 @@ __all__ = ["HtmlReport", "benchmark_view", "flat_facts", "render_html", "segment
 
 BUDGET_CHARS = 60_000_000
 LEAST_CHARS = 1_000
+FEW_FACTS = 12
+"""So many stand open at the top; more would push the figures away."""
 MARKS = dict(zip(ENDINGS, "✓✗–…!?", strict=True))
 COLUMNS = ("problem", *ENDINGS, "scored", "share", "tokens", "turns")
 
@@ -51,7 +53,10 @@ def render_html(report: HtmlReport, *, budget_chars: int = BUDGET_CHARS) -> str:
     notes = [tag("p", note, class_="note") for note in report.notes]
     facts = [tag("tr", tag("th", name, scope="row"), tag("td", value)) for name, value in report.facts]
     manifest = tag(
-        "details", tag("summary", "what was run"), tag("div", tag("table", *facts, class_="figures")), open=True
+        "details",
+        tag("summary", "what was run"),
+        tag("div", tag("table", *facts, class_="figures")),
+        open=len(facts) <= FEW_FACTS,
     )
     sections = [_section(view, index, most) for index, view in enumerate(report.benchmarks)]
     return page(
@@ -174,7 +179,7 @@ def _facts(result: EpisodeResult) -> Iterator[str]:
         yield f"answer {textwrap.shorten(result.answer, 80, placeholder=' …')}"
     if result.stage or result.reason:
         yield ": ".join(part for part in (result.stage, result.reason) if part)
-    yield f"{result.turns} turns"
+    yield f"{result.turns} turn{'' if result.turns == 1 else 's'}"
     yield f"{result.n_action:,} tokens"
     yield f"{result.seconds:.1f} s"
     yield result.uid
