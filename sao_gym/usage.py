@@ -119,7 +119,7 @@ def spoken(usage: Usage) -> str:
     least = "at least " if usage.unmetered else ""
     parts = [f"{least}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"]
     if usage.cost:
-        parts.append(f"cost {least}{usage.cost:.2f}")
+        parts.append(f"cost {least}" + (f"{usage.cost:,.2f}" if usage.cost >= 1 else f"{usage.cost:.2g}"))
     parts.append(_counted(usage.requests, "request", "requests"))
     if usage.retries:
         parts.append(_counted(usage.retries, "retry", "retries"))

@@ -57,9 +57,9 @@ def test_totals_add_up_and_say_where_they_are_lower_bounds() -> None:
     one = Usage(prompt_tokens=1000, completion_tokens=2, requests=3, retries=1, cost=0.5)
     assert total([one, one, Usage()]) == Usage(prompt_tokens=2000, completion_tokens=4, requests=6, retries=2, cost=1.0)
     assert total([]) == Usage()
-    assert spoken(one) == "1,000 tokens in, 2 out, cost 0.50, 3 requests, 1 retry"
+    assert spoken(one) == "1,000 tokens in, 2 out, cost 0.5, 3 requests, 1 retry"
     least = spoken(Usage(prompt_tokens=1, requests=2, cost=0.5, unmetered=1))
-    assert least == ("at least 1 tokens in, 0 out, cost at least 0.50, 2 requests, 1 answer without a token count")
+    assert least == ("at least 1 tokens in, 0 out, cost at least 0.5, 2 requests, 1 answer without a token count")
 
 
 @pytest.mark.parametrize("wrong", [{"tokens_in": -1.0}, {"tokens_out": float("nan")}, {"tokens_cached": float("inf")}])
