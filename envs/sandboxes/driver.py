@@ -40,7 +40,7 @@ rm -f "$_sg_dir/shell" "$_sg_dir/driver"
 hash bash head cat mkdir
 @SETUP@
 _sg_bash=${BASH_CMDS[bash]:-bash}
-_sg_p=0 _sg_s=0 _sg_v=()
+_sg_p=0 _sg_s=0 _sg_v=() _sg_most=@MOST@
 
 # mark NUMBER PAYLOAD: on every stream, each in one write
 _sg_mark() {
@@ -49,8 +49,19 @@ _sg_mark() {
   @DATA@
 }
 
+# crowd: end all that runs inside when hardly another process can be started; who runs a command could not go on
+_sg_crowd() {
+  local all=(/proc/[0-9]*)
+  if (( _sg_most && $$ == 1 && ${#all[@]} * 10 > _sg_most * 9 )); then
+    kill -KILL -1
+    read -r -t 0.2 -u 8
+    printf '[everything in the background was ended: almost %s processes]\n' "$_sg_most" >&7
+  fi
+}
+
 # run NUMBER FOLDER EXPORTS INPUT SINK KIND COMMAND
 _sg_run() {
+  _sg_crowd
   (
     set -m
     printf 1000 >/proc/self/oom_score_adj # when memory runs out, the command goes and the driver stays
@@ -161,17 +172,24 @@ exit
 """
 
 
-def driver_argv(*, data_fd: int | None = None, state: str = STATE, setup: str = "") -> Sequence[str]:
+def driver_argv(
+    *, data_fd: int | None = None, state: str = STATE, setup: str = "", processes: int = 0
+) -> Sequence[str]:
     """Argv of the bash to start inside: stdin, stdout and stderr are the channel, and `data_fd` where there is one.
 
-    `setup` is bash to run first, such as resource limits.
+    `setup` is bash to run first, such as resource limits; `processes` is how many the sandbox may hold, if that is known.
 
     It needs bash 4 or newer and coreutils in the sandbox, and its first folder writable; as process 1 it also collects
     the dead and cannot be killed from inside.
     """
     mark = "" if data_fd is None else f"printf '\\0%s:\\n' \"$1\" >&{data_fd}"
     close = "" if data_fd is None else f"{data_fd}>&-"
-    program = _DRIVER.replace("@DATA@", mark).replace("@CLOSE@", close).replace("@SETUP@", setup)
+    program = (
+        _DRIVER.replace("@DATA@", mark)
+        .replace("@CLOSE@", close)
+        .replace("@SETUP@", setup)
+        .replace("@MOST@", str(processes))
+    )
     return ["bash", "-p", "-c", _START, "bash", program, state]
 
 

@@ -151,6 +151,8 @@ def main(plan: Mapping[str, Any]) -> NoReturn:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)
     os.execve(program, [fill(text, shown) for text in argv], {})
 
 

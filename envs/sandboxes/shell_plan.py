@@ -50,13 +50,16 @@ def shell_command(
     with ExitStack() as stack:
         rules = filter_program()
         # Inside, so that this box alone is counted: the limit belongs to a user of one namespace.
-        setup = f"ulimit -u {spec.limits.processes + EXTRA_PROCESSES}"
-        files = {name: stack.enter_context(readable(text.encode())) for name, text in NAMES.items()}
+        most = spec.limits.processes + EXTRA_PROCESSES
+        setup = f"ulimit -u {most}"
+        files = (
+            {} if spec.image else {name: stack.enter_context(readable(text.encode())) for name, text in NAMES.items()}
+        )
         argv = [find_bwrap(), *_isolation(spec), *(_root_view(spec.image) if spec.image else _host_view())]
-        argv += _common_view(spec, files if not spec.image else {})
+        argv += _common_view(spec, files)
         filters = [stack.enter_context(readable(rules))] if rules else []
         argv += [text for number in filters for text in ("--seccomp", str(number))]
-        argv += ["--chdir", "/", "--", *driver_argv(data_fd=data_fd, state=STATE, setup=setup)]
+        argv += ["--chdir", "/", "--", *driver_argv(data_fd=data_fd, state=STATE, setup=setup, processes=most)]
         yield launched(_plan(spec, argv, joins)), (*files.values(), *filters)
 
 

@@ -1,0 +1,58 @@
+"""A sandbox of each backend, for the tests of what all of them promise."""
+
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sandbox_backends import BACKENDS, MARKS, SPEC, Start
+
+from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
+
+
+@pytest.fixture(scope="session")
+def root_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked root file system, made of this Debian's own packages."""
+    if not Path("/var/lib/dpkg").is_dir():
+        pytest.skip("no Debian to make a root folder of")
+    docker_image = pytest.importorskip("docker_image")
+    folder = tmp_path_factory.mktemp("root")
+    folder.chmod(0o755)
+    with tarfile.open(folder / "packed.tar", "w") as archive:
+        docker_image.pack(archive, docker_image.closure(docker_image.PACKAGES) - docker_image.UNUSED)
+    with tarfile.open(folder / "packed.tar") as archive:
+        archive.extractall(folder / "root", filter="fully_trusted")
+    (folder / "packed.tar").unlink()
+    (folder / "root/testbed").mkdir()
+    (folder / "root/testbed/module.py").write_text("x = 1\n")
+    return folder / "root"
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BACKENDS])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name of a backend."""
+    return str(request.param)
+
+
+@pytest.fixture
+def start(backend: str, request: pytest.FixtureRequest) -> Start:
+    """Starts a sandbox of the backend as an asynchronous context; the spec's image is filled in."""
+    image = ""
+    if backend == "local_root":
+        image = str(request.getfixturevalue("root_folder"))
+    elif backend == "docker":
+        image = str(pytest.importorskip("docker_image").IMAGE)
+
+    def begin(spec: SandboxSpec = SPEC) -> AbstractAsyncContextManager[ShellSandbox]:
+        return BACKENDS[backend](replace(spec, image=image))
+
+    return begin
+
+
+@pytest.fixture
+async def box(start: Start) -> AsyncIterator[ShellSandbox]:
+    """A started sandbox of the backend, with the bounds of `SPEC`."""
+    async with start(SPEC) as box:
+        yield box
