@@ -22,18 +22,21 @@ async def manifest(
     resolved: Resolved[EvalConfig], protocol: str | None, targets: Sequence[Target], policy: EvalPolicy
 ) -> dict[str, Any]:
     """The facts of an evaluation, as JSON has them."""
-    config = resolved.config
+    config, named = resolved.config, await policy.facts()
     return {
         "versions": versions(),
         "code": code(),
         "protocol": {
             "name": config.protocol,
-            "departures": [str(change) for change in departures(protocol, resolved)],
+            "departures": [
+                *map(str, departures(protocol, resolved)),
+                *_too_small(config, named["engine"].get("context_length")),
+            ],
         },
         "benchmarks": {target.name: dict(target.facts) for target in targets},
         "env_options": config.env.options,
         "tools": config.env.tools,
-        **await policy.facts(),
+        **named,
         "sampling": sampling_facts(config),
         "grader_version": GRADER_VERSION,
         "seed": config.sampling.seed,
@@ -41,6 +44,14 @@ async def manifest(
         "budgets": asdict(budgets(config.sampling)),
         "level": config.level,
     }
+
+
+def _too_small(config: EvalConfig, context_length: int | None) -> list[str]:
+    """A model that holds less than its protocol asks for is measured by another protocol."""
+    asked = config.sampling.max_tokens_per_episode
+    if config.protocol is None or asked is None or context_length is None or context_length >= asked:
+        return []
+    return [f"tokens of an episode: {asked} -> {context_length}, which is what the model holds"]
 
 
 def sampling_facts(config: EvalConfig) -> dict[str, Any]:
