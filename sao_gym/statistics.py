@@ -78,6 +78,10 @@ def clustered_interval(passed: Samples, level: float = 0.95) -> Interval:
     over that of n independent samples (Kish 1965), and the quantile widened for m - 1 degrees of freedom instead of
     n - 1 (Korn and Graubard 1998). Exactly Wilson's with one sample per task. Where all samples agree, or there is one
     task, d is unknown and each task counts once.
+
+    This is the interval to quote. On mixed benchmarks of 30 tasks it and `two_level_interval` hold the truth equally
+    often, but where nearly all tasks are solved, or tasks are few, the bootstrap draws too little again and says a
+    point where there is no certainty (benchmarks/interval_coverage.py).
     """
     groups = _groups(passed)
     sizes, sums = _sizes_and_sums(groups)
@@ -111,7 +115,7 @@ def two_level_interval(values: Samples, level: float = 0.95, *, seed: int = 0, r
 
     The second draw adds the noise inside a task once more, which the spread between task means holds already: too wide
     where samples of a task differ much and are few. With one sample per task it is `bootstrap_interval`; a single task
-    leaves the draw of its samples alone; a point where all values are equal.
+    leaves the draw of its samples alone; a point where all values are equal, and far too narrow near that.
     """
     groups = _groups(values)
     rng = np.random.default_rng(seed)
