@@ -45,12 +45,19 @@ def test_no_trained_token_passes_the_bound(quickstart: tuple[Path, str]) -> None
     assert all(step["reward_mass_error"] == 0 for step in steps)
 
 
-def test_two_ranks_train_together(quickstart: tuple[Path, str], tmp_path: Path) -> None:
-    """Trap 35: the manifest says how many ranks there really were."""
+@pytest.mark.parametrize(
+    "launch",
+    [
+        ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+        ["torch.distributed.run", "--nproc_per_node", "2"],
+    ],
+    ids=["accelerate", "torchrun"],
+)
+def test_two_ranks_train_together(launch: list[str], quickstart: tuple[Path, str], tmp_path: Path) -> None:
+    """Trap 35: the manifest says how many ranks there really were. The commands are those of docs/runtime.md."""
     words = ["--preset", "quickstart", "--model", str(quickstart[0] / "start"), "--out", str(tmp_path / "run")]
     words += ["--steps", "3", "--batch-size", "16", "--critic.only-steps", "1", "--no-evaluation.at-ends"]
-    launch = ["torch.distributed.run", "--nproc_per_node", "2", "-m", "sao_gym.train"]
-    done = run(*launch, *words, ACCELERATE_USE_CPU="true")
+    done = run(*launch, "-m", "sao_gym.train", *words, ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["ranks"] == 2
     steps = [r for _, r in read_jsonl(tmp_path / "run" / "metrics.jsonl")]

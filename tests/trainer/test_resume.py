@@ -27,6 +27,7 @@ from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.loop import row_uid, step_file
 from sao_gym.trainer.resume import recovered
 from sao_gym.trainer.runtime import Runtime
+from sao_gym.trainer.survival import Survival
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = '''
@@ -114,6 +115,11 @@ def require_one_history(path: Path, steps: int) -> None:
             assert row.last_version is not None
             assert row.last_version <= before, "no token is of a version that was still to come (trap 29)"
         before = record["policy_version"]
+    survived = Survival()
+    for row in (row for batch in rows.values() for row in batch):
+        survived.add(row, is_trained=True)
+    counted = records[-1]["survival"]
+    assert counted == survived.table(), "who survived is counted once, over all of the run's lives"
     ledger = Ledger(path / "ledger.sqlite")
     trained = {row.number: row for row in ledger.rows(RowStatus.TRAINED)}
     ledger.close()
