@@ -6,9 +6,8 @@ the rest of the image can be written to, and what is written is looked at every 
 
 Example:
     engine = await DockerEngine.connect()
-    box = await DockerSandbox.start(engine, SandboxSpec(image="python:3.12-slim"))
-    print((await box.exec("python3 -V")).stdout)
-    await box.close()
+    async with await DockerSandbox.start(engine, SandboxSpec(image="python:3.12-slim")) as box:
+        print((await box.exec("python3 -V")).stdout)
     await engine.close()
 """
 
@@ -17,6 +16,7 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import TracebackType
 
 from sao_gym.envs.sandboxes.channel import ShellChannel, driver_argv
 from sao_gym.envs.sandboxes.docker_engine import DockerEngine
@@ -72,7 +72,8 @@ class DockerSandbox:
         return box
 
     async def _open(self, run: str) -> None:
-        create = container(self._spec, name=self._name, run=run, argv=driver_argv())
+        argv = driver_argv(processes=self._spec.limits.processes)
+        create = container(self._spec, name=self._name, run=run, argv=argv)
         await self._stream.open(await self._engine.start(create, self._name))
         await self._channel.open(self._spec.limits.startup_timeout_s)
         self._looking = asyncio.create_task(self._look_after_disk())
@@ -136,6 +137,14 @@ class DockerSandbox:
             self._over = self._over or "this sandbox is closed"
             self._closing.set()
             await finish(self._remove())
+
+    async def __aenter__(self) -> "DockerSandbox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def _remove(self) -> None:
         self._channel.feed_end(self._over)
