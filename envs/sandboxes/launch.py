@@ -56,17 +56,21 @@ def write(path: str, text: str) -> None:
     Path(path).write_text(text, encoding="ascii")
 
 
-def enter_namespace(scratch: int) -> None:
-    """A mount namespace of one's own, with a user namespace around it where mounting is not allowed otherwise."""
+def enter_namespace(uid: int, scratch: int) -> int:
+    """A mount namespace of one's own, with a user namespace around it where mounting is not allowed otherwise.
+
+    Returns who to become in it: a user namespace of one's own has nobody else.
+    """
     user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        check(libc().unshare(CLONE_NEWNS), "unshare")
-    elif scratch:
-        check(libc().unshare(CLONE_NEWNS | CLONE_NEWUSER), "unshare")
+    if libc().unshare(CLONE_NEWNS) != 0:
+        flags = (CLONE_NEWNS | CLONE_NEWUSER) if scratch else CLONE_NEWNS
+        check(libc().unshare(flags), "unshare")
         write("/proc/self/setgroups", "deny")
         write("/proc/self/uid_map", f"0 {user} 1")
         write("/proc/self/gid_map", f"0 {group} 1")
+        uid = 0
     mount("none", "/", "", MS_REC | MS_PRIVATE)
+    return uid
 
 
 def namespace_for(uid: int) -> int:
@@ -133,9 +137,9 @@ def main(plan: Mapping[str, Any]) -> NoReturn:
     """Do what the plan says and become its program."""
     for path in plan.get("joins", ()):
         write(path, str(os.getpid()))
-    argv, uid, owned = plan["argv"], plan["uid"], plan.get("owned", ())
+    argv, owned = plan["argv"], plan.get("owned", ())
     program = os.open(argv[0], os.O_RDONLY)
-    enter_namespace(plan.get("scratch", 0))
+    uid = enter_namespace(plan["uid"], plan.get("scratch", 0))
     sources = {folder: os.open(folder, os.O_PATH) for folder in [*plan["folders"], *owned]}
     base = next(place for place in PLACES if Path(place).is_dir())
     mount("tmpfs", base, "tmpfs", 0, "mode=755,size=64k")
