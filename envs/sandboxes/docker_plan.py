@@ -7,7 +7,7 @@ Example:
 
 import io
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sao_gym.envs.sandboxes.docker_reaper import labels
@@ -24,31 +24,41 @@ def container(spec: SandboxSpec, *, name: str, run: str, argv: Sequence[str]) ->
 
     Raises SandboxUnavailableError where the engine has no such image.
     """
+    image = spec.image or DEFAULT_IMAGE
 
     def create(api: Any) -> str:
-        from docker.errors import ImageNotFound
-
-        try:
-            made = api.create_container(
-                spec.image or DEFAULT_IMAGE,
-                name=name,
-                entrypoint=list(argv),
-                command=[],
-                user=spec.user or None,
-                working_dir=None if spec.user else spec.workdir,  # made where it is not there
-                hostname="sandbox",
-                stdin_open=True,  # once: the shell sees the end of its input when the connection is lost
-                healthcheck={"test": ["NONE"]},
-                labels=labels(run=run, episode=spec.label),
-                host_config=host_config(api, spec),
-            )
-        except ImageNotFound as error:
-            raise SandboxUnavailableError(missing_image(spec.image or DEFAULT_IMAGE)) from error
-        if spec.user:
+        facts = _image_facts(api, image)
+        user = spec.user or str(facts.get("User") or "")
+        is_root = user.partition(":")[0] in ("", "0", "root")
+        made = api.create_container(
+            image,
+            name=name,
+            entrypoint=list(argv),
+            command=[],
+            user=user or None,
+            working_dir=spec.workdir if is_root else None,  # made where it is not there
+            hostname="sandbox",
+            stdin_open=True,  # once: the shell sees the end of its input when the connection is lost
+            healthcheck={"test": ["NONE"]},
+            labels=labels(run=run, episode=spec.label),
+            host_config=host_config(api, spec.limits, network=spec.network, volumes=facts.get("Volumes") or ()),
+        )
+        if not is_root:
             _open_folder(api, name, spec.workdir)
         return str(made["Id"])
 
     return create
+
+
+def _image_facts(api: Any, image: str) -> Mapping[str, Any]:
+    from docker.errors import ImageNotFound
+
+    try:
+        return dict(api.inspect_image(image)["Config"] or {})
+    except ImageNotFound as error:
+        raise SandboxUnavailableError(
+            f"the Docker engine has no image {image!r}; get it with `docker pull {image}`, or build or import it"
+        ) from error
 
 
 def _open_folder(api: Any, name: str, folder: str) -> None:
@@ -56,7 +66,9 @@ def _open_folder(api: Any, name: str, folder: str) -> None:
     from docker.errors import NotFound
 
     try:
-        api.get_archive(name, folder)
+        stream, _ = api.get_archive(name, folder)
+        next(stream, None)
+        stream.close()
     except NotFound:
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as archive:
@@ -66,19 +78,15 @@ def _open_folder(api: Any, name: str, folder: str) -> None:
         api.put_archive(name, "/", data.getvalue())
 
 
-def missing_image(image: str) -> str:
-    """What to do about an image that the engine does not have."""
-    return f"the Docker engine has no image {image!r}; get it with `docker pull {image}`, or build or import it"
-
-
-def host_config(api: Any, spec: SandboxSpec) -> Any:
+def host_config(api: Any, limits: ShellLimits, *, network: bool, volumes: Iterable[str]) -> Any:
     """Bounds and rights: no network, no capabilities, no new privileges, no swap, no log on the engine's disk.
 
-    Files in memory take at most three quarters of it, so that they alone cannot cost the shell its life.
+    /tmp and what the image calls volumes are in memory, so no volume is ever made. One such folder takes at most half
+    of the memory, so that files alone cannot cost the shell its life.
     """
     from docker.types import LogConfig
 
-    limits = spec.limits
+    size = min(limits.disk_bytes, limits.memory_bytes // 2)
     return api.create_host_config(
         mem_limit=limits.memory_bytes,
         memswap_limit=limits.memory_bytes,
@@ -86,12 +94,12 @@ def host_config(api: Any, spec: SandboxSpec) -> Any:
         nano_cpus=int(limits.cpus * 1e9),
         shm_size=min(SHM_BYTES, limits.disk_bytes, limits.memory_bytes // 4),
         ulimits=_ulimits(limits),
-        network_mode="bridge" if spec.network else "none",
+        network_mode="bridge" if network else "none",
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         ipc_mode="private",
         log_config=LogConfig(type="none"),
-        tmpfs={"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={min(limits.disk_bytes, limits.memory_bytes // 2)}"},
+        tmpfs=dict.fromkeys(("/tmp", *volumes), f"rw,nosuid,nodev,exec,mode=1777,size={size}"),
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_backends import processes_with, wait_until_gone
 
 from sao_gym.envs.sandboxes import docker as backend
 from sao_gym.envs.sandboxes.docker import DockerEngine, DockerSandbox
@@ -68,23 +69,6 @@ async def box(engine: DockerEngine, image: str) -> AsyncIterator[DockerSandbox]:
     await box.close()
 
 
-def processes_with(marker: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if marker.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
-def wait_until_gone(marker: str, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while processes_with(marker) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert processes_with(marker) == []
-
-
 def wait_until_there(marker: str, count: int) -> None:
     until = time.monotonic() + 10
     while len(processes_with(marker)) != count and time.monotonic() < until:
@@ -134,13 +118,30 @@ async def test_another_user_can_write_to_the_workdir(engine: DockerEngine, image
     await box.close()
 
 
-async def test_files_of_any_size_and_content_come_back_as_they_were(box: DockerSandbox) -> None:
-    for size in (0, 1, 4096, 3_000_001):
-        data = random.Random(size).randbytes(size)
-        await box.write("folder/file", data)
-        assert await box.read("folder/file") == data
-    with pytest.raises(SandboxError, match="No such file"):
-        await box.read("not-there")
+@pytest.fixture
+async def special(engine: DockerEngine, image: str) -> AsyncIterator[str]:
+    """The image with a user and a volume of its own."""
+    name = "sao-gym-test-special"
+    changes = {"User": "nobody", "Volumes": {"/data": {}}}
+
+    def make(api: Any) -> None:
+        made = api.create_container(image, "true")
+        api.commit(made, repository=name, conf=changes)
+        api.remove_container(made)
+
+    await engine.call(make)
+    yield name
+    await engine.call(lambda api: api.remove_image(name))
+
+
+async def test_an_images_user_and_volumes_are_kept_and_bounded(engine: DockerEngine, special: str) -> None:
+    limits = ShellLimits(disk_bytes=5 * MIB)
+    box = await DockerSandbox.start(engine, SandboxSpec(image=special, limits=limits))
+    assert (await box.exec("id -un; touch here /data/there && echo ok")).stdout == "nobody\nok\n"
+    full = await box.exec("for i in 1 2 3; do head -c 4M /dev/zero > /data/$i; done")
+    assert "No space left on device" in full.stderr
+    assert not (await engine.call(lambda api: api.volumes()))["Volumes"]
+    await box.close()
 
 
 async def test_the_shell_outlives_whatever_a_command_kills(box: DockerSandbox) -> None:
