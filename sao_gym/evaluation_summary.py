@@ -13,7 +13,7 @@ Example:
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from sao_gym.majority import mean_maj_at_k, vote_classes
 from sao_gym.paired import Detectable, detectable_difference
 from sao_gym.statistics import AtK, Interval, clustered_interval, mean_pass_at_k, two_level_interval
 from sao_gym.stream import OutcomeStatus
+from sao_gym.usage import total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ def summarize(results: Sequence[EpisodeResult], *, level: float = 0.95) -> Summa
         methods=dict(Counter(result.method or "not said" for result in scored).most_common()),
         pass_at_k=tuple(mean_pass_at_k(_counts(results, values), k) for k in ks),
         maj_at_k=_majorities(results, ks),
-        usage=_total(result.usage for result in results),
+        usage=total(result.usage for result in results),
     )
 
 
@@ -147,11 +148,6 @@ def _majorities(results: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[At
         for task, found in tasks.items()
     }
     return tuple(mean_maj_at_k(votes, k) for k in ks)
-
-
-def _total(usages: Iterable[Usage]) -> Usage:
-    each = [asdict(usage) for usage in usages]
-    return Usage(**{field.name: sum(usage[field.name] for usage in each) for field in fields(Usage)})
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -52,7 +52,7 @@ async def rescore(resolved: Resolved[EvalConfig], folder: RunFolder) -> int:
     before = read_samples(folder.file(SAMPLES))
     responses = _responses(records)
     async with AsyncExitStack() as closing:
-        targets = await open_targets(config, closing, records.recorded())
+        targets = await open_targets(config, closing, records.recorded(), will_run=False)
         found = {target.name: await _regrade(target, before[target.name], responses, config) for target in targets}
     print(changes_text(found))
     if all(one.before == one.after for each in found.values() for one in each):

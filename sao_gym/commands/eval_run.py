@@ -116,7 +116,10 @@ def _told(recovered: Recovered, total: int) -> str:
 
 async def _finish(begun: Begun) -> int:
     """Run what is missing, and say and write what came out."""
-    named = {target.name: await _evaluate(begun, target) for target in begun.targets}
+    named = {}
+    for target in begun.targets:
+        named[target.name] = await _evaluate(begun, target)
+        await target.environments.close()  # else every benchmark's sandboxes would stand until the last has ended
     for name, one in named.items():
         print(f"{_headline(begun, name)}\n\n{table(one)}\n", flush=True)
     records = begun.records

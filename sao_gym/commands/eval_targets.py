@@ -67,9 +67,13 @@ class _Plan:
 
 
 async def open_targets(
-    config: EvalConfig, closing: AsyncExitStack, recorded: Mapping[str, Recorded] = MappingProxyType({})
+    config: EvalConfig,
+    closing: AsyncExitStack,
+    recorded: Mapping[str, Recorded] = MappingProxyType({}),
+    *,
+    will_run: bool = True,
 ) -> tuple[Target, ...]:
-    """Every benchmark, with environments that can start; `closing` gives them back.
+    """Every benchmark, with environments that can start if they `will_run`; `closing` gives them back.
 
     `recorded` holds what an earlier run took, by name: its tasks are taken again. Raises UserError.
     """
@@ -77,7 +81,8 @@ async def open_targets(
     for plan in _plans(config, recorded):
         target = _open(plan, config, recorded, f"{len(targets)}-" if targets else "")
         closing.push_async_callback(target.environments.close)
-        await target.environments.check()
+        if will_run and target.environments.name not in [one.environments.name for one in targets]:
+            await target.environments.check()
         targets.append(target)
     return tuple(targets)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,30 @@ def test_a_real_model_repeats(model_folder: Path, tmp_path: Path, capsys: pytest
     assert "6, 2 per task" in capsys.readouterr().out
     assert main([*words[:4], "--limit", "2", "--greedy", "--max-tokens", "8", "--engine.threads", "1"]) == 0
     assert "greedy, seed 0" in capsys.readouterr().out
+
+
+def test_a_real_model_that_was_stopped_goes_on(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The deterministic engine says the same in any company, so what is missing can be run later; another model cannot."""
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    words = ["--env", "arithmetic", "--model", str(model), "--limit", "2", "--n", "2", "--max-tokens", "12"]
+    words += ["--max-turns", "2", "--engine.threads", "1", "--engine.deterministic", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    samples, whole = tmp_path / "out" / "samples.jsonl", results(tmp_path / "out")
+    rows = [value for _, value in read_jsonl(samples)]
+    write_jsonl(samples, rows[1:3])
+    assert main(["--resume", str(tmp_path / "out")]) == 0
+    assert "2 of 4 episodes stand, 2 run again" in capsys.readouterr().out
+    again = [value for _, value in read_jsonl(samples)]
+    assert [{**row, "seconds": 0} for row in again] == [{**row, "seconds": 0} for row in rows]
+    assert results(tmp_path / "out")["summary"] == whole["summary"]
+    write_jsonl(samples, rows[1:3])
+    tiny_qwen3(len(byte_tokenizer()), 1, 32, heads=2, kv_heads=1, context_length=512, seed=7).save_pretrained(model)
+    assert main(["--resume", str(tmp_path / "out")]) == 2
+    assert "the model is not the one of the run: its weight_hash was" in capsys.readouterr().err
+    assert [value for _, value in read_jsonl(samples)] == rows[1:3]
 
 
 def test_planted_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
