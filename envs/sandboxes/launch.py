@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -29,6 +30,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x4
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442  # the same numbers on x86_64 and aarch64
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, MOUNT_ATTR_IDMAP = 1, 4, 0x100000
+PR_SET_PDEATHSIG = 1
 PLACES = ("/mnt", "/media", "/srv", "/opt")
 FILES = 500_000
 
@@ -133,8 +135,18 @@ def make_scratch(base: str, size: int, rooms: Sequence[str], uid: int) -> str:
     return place
 
 
+def end_with_caller() -> None:
+    """End when the caller does, also if it is gone by now: then nobody holds the other end of stdin."""
+    check(libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    poll = select.poll()
+    poll.register(0, 0)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(1)
+
+
 def main(plan: Mapping[str, Any]) -> NoReturn:
     """Do what the plan says and become its program."""
+    end_with_caller()
     for path in plan.get("joins", ()):
         write(path, str(os.getpid()))
     argv, owned = plan["argv"], plan.get("owned", ())
@@ -155,6 +167,7 @@ def main(plan: Mapping[str, Any]) -> NoReturn:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    end_with_caller()  # again: whoever changes users is forgotten by the kernel
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what is ignored stays so
         signal.signal(number, signal.SIG_DFL)
     os.execve(program, [fill(text, shown) for text in argv], {})
