@@ -430,6 +430,16 @@ async def test_a_conversation_that_outgrows_the_context_is_truncated_and_graded(
     assert (made.trajectory.score.passed, turns_of(made.trajectory)) == (False, 1)
 
 
+async def test_what_a_grade_adds_after_the_last_step_is_that_actions_reward() -> None:
+    said = calls('{"a": 2, "b": 3}')
+    said.body["choices"][0]["message"]["content"] = "I think 5"
+    with serving(in_turn(ADD, said, OVER)) as server:
+        made = await run(server)
+    assert outcome(made) == ("truncated", "context", None)
+    assert made.trajectory.score is not None
+    assert (made.trajectory.score.value, made.trajectory.info["rewards"]) == (1.0, [0.0, 1.0])
+
+
 async def test_a_prompt_that_does_not_fit_is_an_error() -> None:
     with serving(in_turn(OVER)) as server:
         made = await run(server)
