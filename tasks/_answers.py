@@ -7,81 +7,73 @@ Example:
 
 import re
 
-_SPACING = re.compile(
-    r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])"
-)
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z*]*\}")
-_UNIT = re.compile(r"\\(?:text|mathrm)\s*\{\s*[a-zA-Z]+\.?\s*\}\s*$")
-_DOTS = re.compile(r"\\(?:ldots|cdots|dots|dotsc|dotsb|hdots)(?![a-zA-Z])|\.\.\.+|…")
-_INTEGER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)")
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
-_NAMES = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "exp",
-        "sqrt",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "mod",
-        "det",
-        "dim",
-        "inf",
-        "sup",
-        "lim",
-        "pi",
-        "factorial",
-        "binom",
-        "frac",
-    ]
-)
-_NONE = frozenset(
-    {"none", "no solution", "no solutions", "no such number", "no such numbers", r"\emptyset", r"\varnothing"}
-)
-_NONE_PATTERN = re.compile(
-    r"(?:there (?:is|are) )?no (?:such |positive |real )*(?:integers?|numbers?|values?|solutions?)(?: exists?)?"
-)
-_POSITIVE = frozenset(
+_CHARACTERS = str.maketrans(
     {
-        "positive integers", "natural numbers", "all positive integer",
-        r"\mathbb{z}^+", r"\mathbb{z}^{+}", r"\mathbb{z}_+", r"\mathbb{z}_{+}", r"\mathbb{z}_{>0}", r"\mathbb{z}_{\ge1}",
-        r"\mathbb{n}", r"n\in\mathbb{n}", r"n\in\mathbb{z}^+", r"n\in\mathbb{z}^{+}", r"n\in\mathbb{z}_{>0}", r"n\ge1",
+        **{chr(0xFF01 + offset): chr(0x21 + offset) for offset in range(94)},  # full width
+        **dict.fromkeys("−–—‐‑", "-"),
+        **dict.fromkeys("\xa0\u2009\u202f\u2002\u2003\u2061\u200b", " "),
+        **dict(zip("αβγδεζηθκλμνξρστφϕχψω", ["\\" + name + " " for name in (
+            ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "varphi", "phi", "chi", "psi", "omega"])], strict=True)),
+        **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹", [f"^{{{digit}}}" for digit in range(10)], strict=True)),
+        **dict(zip("≤≥≠∈∪∩∖∅ℝℤℕℚℂ°…±∓×·⋅÷∞π⌊⌋⌈⌉⟨⟩≡½¼¾", [
+            r"\le ", r"\ge ", r"\ne ", r"\in ", r"\cup ", r"\cap ", r"\setminus ", r"\emptyset ", r"\mathbb{R}",
+            r"\mathbb{Z}", r"\mathbb{N}", r"\mathbb{Q}", r"\mathbb{C}", r"^\circ ", r"\ldots ", r"\pm ", r"\mp ",
+            r"\times ", r"\cdot ", r"\cdot ", r"\div ", r"\infty ", r"\pi ", r"\lfloor ", r"\rfloor ", r"\lceil ",
+            r"\rceil ", r"\langle ", r"\rangle ", r"\equiv ", r"\frac{1}{2}", r"\frac{1}{4}", r"\frac{3}{4}"],
+            strict=True)),
     }
 )  # fmt: skip
+_SAME = {
+    r"\\[dtc]frac": r"\\frac",
+    r"\\leqs?(?:lant)?": r"\\le",
+    r"\\geqs?(?:lant)?": r"\\ge",
+    r"\\neq": r"\\ne",
+    r"\\lt": "<",
+    r"\\gt": ">",
+    r"\\(?:varnothing|O)": r"\\emptyset",
+    r"\\(?:lbrace)": r"\\{",
+    r"\\(?:rbrace)": r"\\}",
+    r"\\[lr]?vert": "|",
+    r"\\mid": "|",
+    r"\\colon": ":",
+    r"\\(?:land|wedge)": " and ",
+    r"\\(?:lor|vee)": " or ",
+    r"\\(?:lbrack)": "[",
+    r"\\(?:rbrack)": "]",
+    r"\\(?:displaystyle|textstyle|left|right|[bB]igg?[lr]?|limits|nolimits|qquad|quad|newline)": " ",
+}
+_COMMANDS = [(re.compile(old + "(?![a-zA-Z])"), new) for old, new in _SAME.items()]
+_GROUPING = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|~|\\ )(?=\d{3}(?!\d))")
+_SPACING = re.compile(r"(?<!\\)\\[,;:!> ]|~")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|boldsymbol|mbox|hbox|bm)"
+                   r"\s*\{([^{}]*)\}")  # fmt: skip
+_OPERATOR = re.compile(r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}")
+_LETTERS = {"m": "meters", "s": "seconds", "g": "grams", "h": "hours", "L": "liters", "l": "liters"}
+_LETTER_UNIT = re.compile(r"(?<=[\d }])\\(?:text|mathrm|rm)\s*\{\s*([msghlL])\.?\s*\}(?=$|\s*\^)")
+_DOTS = re.compile(r"\\(?:ldots|cdots|dots|dotsc|dotsb|dotsm|hdots)(?![a-zA-Z])|\.\.\.+")
+_INTEGER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)")
+_GROUPED = re.compile(r"([-+]?)(\d{1,3}(?:[, ]\d{3})+)(\.\d+)?(?![\d,])")
 
 
 def normalise(answer: str) -> str:
-    """The same answer with spacing commands, outer dollars, a full stop and spelling variants of commands gone."""
-    text = answer.replace(r"\$", "").strip().strip("$").strip()
-    text = _SPACING.sub(" ", text).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
-    text = text.replace("−", "-").replace("π", r"\pi ").replace("∞", r"\infty ")
-    text = re.sub(r"\\leq(?![a-zA-Z])", r"\\le", text)
-    text = re.sub(r"\\geq(?![a-zA-Z])", r"\\ge", text)
-    text = re.sub(r"\s+", " ", text).strip()
-    while text.endswith(".") and not _DOTS.search(text[-3:]):
-        text = text[:-1].strip().rstrip("$").strip()
+    """The same answer with spacing commands, dollars, a full stop and spelling variants of commands gone."""
+    text = re.sub(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])", r"\\sqrt{\1}", answer).replace("√", r"\sqrt ")
+    text = _GROUPING.sub("", text.translate(_CHARACTERS).replace(r"\$", "").replace("$", " "))
+    text = re.sub(r"\\[()\[\]]", " ", _SPACING.sub(" ", text))
+    for old, new in _COMMANDS:
+        text = old.sub(new, text)
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
+    text = re.sub(r"\s+", " ", _DOTS.sub(r"\\ldots ", text)).strip()
+    text = re.sub(r"\s*\\ldots\s*", r" \\ldots ", text).strip()
+    while (text[-1:] in ".,;" and text) or text.endswith(r"\\"):
+        text = text.rstrip(".,;\\ ")
     return text
 
 
 def as_integer(answer: str) -> str | None:
     """The integer that an answer is, as canonical digits, or None."""
-    text = normalise(answer).replace("{,}", "").replace("$", "")
-    text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|°", "", text).strip()
+    text = normalise(answer)
+    text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})", "", text).strip()
     found = _INTEGER.fullmatch(text.replace("- ", "-"))
     if found is None:
         return None
@@ -89,100 +81,84 @@ def as_integer(answer: str) -> str | None:
     return "-" + digits if found[1] == "-" and digits != "0" else digits
 
 
+def join_thousands(text: str) -> str:
+    """`1,234.5 cm` as `1234.5 cm`: only where the number starts the answer, so that lists and tuples are left alone."""
+    found = _GROUPED.match(text)
+    if found is None:
+        return text
+    return found[1] + re.sub("[, ]", "", found[2]) + (found[3] or "") + text[found.end() :]
+
+
 def space_commas(answer: str, other: str) -> str:
     """`100,200` as `100, 200` where the other answer says that a list is meant."""
-    if re.search(r",\s", other) and _GROUPED.fullmatch(answer):
+    if re.search(r",\s", other) and re.fullmatch(r"\d{1,3}(?:,\d{3})+", answer):
         return answer.replace(",", ", ")
     return answer
 
 
 def unwrap_text(answer: str) -> str:
-    r"""The answer with `\text{...}` and its kin replaced by their words."""
-    return _TEXT.sub(r" \1 ", answer)
-
-
-def join_list(answer: str) -> str:
-    """The answer with "and" and "or" between values replaced by commas."""
-    return re.sub(r"\s*,?\s*\b(?:and|or)\b\s*", ", ", unwrap_text(answer)).strip(" ,")
-
-
-def without_unit(answer: str) -> str:
-    r"""A value without the one word in `\text{}` behind it."""
-    value = _UNIT.sub("", answer).strip()
-    return value if re.search(r"\d|\\", value) else answer
+    r"""The answer with `\text{...}` and its kin replaced by their words, `\operatorname{f}` by `\f`."""
+    text = _LETTER_UNIT.sub(lambda found: f" {_LETTERS[found[1]]} ", _OPERATOR.sub(r"\\\1 ", answer))
+    while True:
+        unwrapped = _TEXT.sub(r" \1 ", text)
+        if unwrapped == text:
+            return re.sub(r"\s+", " ", text).strip()
+        text = unwrapped
 
 
 def has_dots(answer: str) -> bool:
     """Whether part of the answer is left to the reader."""
-    return _DOTS.search(answer) is not None
-
-
-def words(answer: str) -> list[str]:
-    """Words of three letters and more that are no function's name."""
-    found = _WORD.findall(unwrap_text(_ENVIRONMENT.sub(" ", answer)).replace("$", " "))
-    return [word for word in found if word not in _NAMES]
+    return r"\ldots" in answer
 
 
 def spelling(answer: str) -> str:
     """One spelling for answers that differ in nothing but typesetting."""
-    text = _DOTS.sub("...", unwrap_text(normalise(answer)).replace("$", ""))
+    text = unwrap_text(normalise(answer))
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\{(\w)\}", r"\1", text).strip())
 
 
 def meaning(answer: str) -> str:
-    """One spelling for a prose answer: lower case, no filler, a name of its own for "none" and "all positive"."""
-    text = re.sub(r"[\s]+", " ", unwrap_text(normalise(answer)).replace("$", "")).strip(" .").lower()
-    text = re.sub(r"^(?:for )?(?:all|any|every) (?:the )?", "", text)
-    text = re.sub(r"^(?:(?:positive )?(?:integers?|numbers?) )?of the form ", "", text)
-    if text in _NONE or _NONE_PATTERN.fullmatch(text):
-        return "none"
-    if text in _POSITIVE or text.replace(" ", "") in _POSITIVE:
-        return "positive integers"
-    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+    """One spelling for words: lower case where they are words and not letters, without spaces."""
+    text = re.sub(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", lambda word: word[0].lower(), unwrap_text(answer))
+    return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\s+", " ", text).strip(" .,;"))
 
 
-def expand_signs(answer: str) -> str:
-    r"""A list in which every value with \pm or \mp stands as two values."""
-    if r"\pm" not in answer and r"\mp" not in answer and "±" not in answer:
-        return answer
-    values = []
-    for value in split_list(answer.replace("±", r"\pm ")):
-        upper = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", value))
-        lower = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", value))
-        values += list(dict.fromkeys([re.sub(r"^\s*\+", "", upper), lower]))
-    return ", ".join(values)
-
-
-def align_brackets(left: str, right: str) -> tuple[str, str]:
-    """Both answers in brackets where one is a tuple and the other a bare list: the order then counts."""
-    if is_tuple(left) and len(split_list(right)) > 1:
-        return left, f"({right})"
-    if is_tuple(right) and len(split_list(left)) > 1:
-        return f"({left})", right
-    return left, right
-
-
-def is_tuple(answer: str) -> bool:
-    """Whether an answer is one pair of round brackets with commas in it."""
-    if not (answer.startswith("(") and answer.endswith(")")) or len(split_list(answer)) > 1:
-        return False
-    return len(split_list(answer[1:-1])) > 1
-
-
-def is_set(answer: str) -> bool:
-    """Whether an answer is written in braces."""
-    return answer.startswith(r"\{") and answer.endswith(r"\}")
+def split_top(text: str, separators: str) -> tuple[list[str], list[str]]:
+    """The parts of a text between separators (a pattern) outside all brackets, and the separators found."""
+    pattern = re.compile(separators)
+    parts, found, depth, start, index = [], [], 0, 0, 0
+    while index < len(text):
+        if text.startswith((r"\{", r"\}"), index):
+            depth += 1 if text[index + 1] == "{" else -1
+            index += 2
+            continue
+        if text[index] in "([{":
+            depth += 1
+        elif text[index] in ")]}":
+            depth -= 1
+        elif depth == 0 and (match := pattern.match(text, index)) and match.end() > index:
+            parts.append(text[start:index].strip())
+            found.append(match.group().strip())
+            start = index = match.end()
+            continue
+        index += 1
+    return [*parts, text[start:].strip()], found
 
 
 def split_list(answer: str) -> list[str]:
     """The values of a list: what stands between the commas outside all brackets."""
-    values, depth, start = [], 0, 0
-    for index, character in enumerate(answer):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        elif character == "," and depth == 0:
-            values.append(answer[start:index].strip())
-            start = index + 1
-    return [*values, answer[start:].strip()]
+    return split_top(answer, "[,;]")[0]
+
+
+def strip_braces(text: str) -> str:
+    """A text without braces that hold all of it."""
+    text = text.strip()
+    while text.startswith("{") and text.endswith("}") and not text.endswith(r"\}"):
+        depth = 0
+        for index, character in enumerate(text):
+            escaped = index > 0 and text[index - 1] == "\\"
+            depth += 0 if escaped else {"{": 1, "}": -1}.get(character, 0)
+            if depth == 0 and index < len(text) - 1:
+                return text
+        text = text[1:-1].strip()
+    return text
