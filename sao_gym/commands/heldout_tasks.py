@@ -21,6 +21,7 @@ from sao_gym.evaluation import take
 from sao_gym.protocols import Task, TaskSet
 from sao_gym.registry import resolve, spec
 from sao_gym.tasks.base import hash_tasks, load_tasks
+from sao_gym.tasks.benchmarks import BENCHMARKS, environment_of, load_benchmark
 from sao_gym.tasks.overlap import Overlap, describe_overlaps, find_overlaps
 from sao_gym.trainer.config import EvalConfig, TrainConfig
 
@@ -87,8 +88,6 @@ def open_tasks(config: TrainConfig, training: TaskSet) -> HeldoutTasks:
 
 def _named(config: TrainConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Environment, its arguments, and what is known of the benchmark's file."""
-    from sao_gym.tasks.benchmarks import BENCHMARKS
-
     given = config.evaluation
     if given.bench in BENCHMARKS:
         return _benchmark(given)
@@ -104,8 +103,6 @@ def _named(config: TrainConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def _benchmark(given: EvalConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    from sao_gym.tasks.benchmarks import load_benchmark
-
     if given.tasks is not None:
         raise ConfigError(f"evaluation.bench = {given.bench} has tasks of its own: leave evaluation.tasks out")
     loaded = load_benchmark(str(given.bench), data=Path(given.data) if given.data else None)
@@ -115,7 +112,7 @@ def _benchmark(given: EvalConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "differences": list(loaded.differences),
         "repairs": len(loaded.repairs),
     }
-    return loaded.benchmark.environment, {**given.options, "tasks": loaded.tasks}, origin
+    return environment_of(loaded.benchmark), {**given.options, "tasks": loaded.tasks}, origin
 
 
 def _without_split(options: dict[str, Any]) -> dict[str, Any]:

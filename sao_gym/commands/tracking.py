@@ -37,7 +37,9 @@ class Tracking:
     def histograms(self, made: Sequence[Histogram]) -> None:
         """Histograms of a step, where the tracker takes counts that were made elsewhere: TensorBoard does."""
         add = getattr(getattr(self.tracker, "writer", None), "add_histogram_raw", None)
-        for histogram in made if add else ():
+        if add is None:
+            return
+        for histogram in made:
             if sum(histogram.counts):
                 add(**raw_histogram(histogram))
 
