@@ -25,7 +25,7 @@ from sao_gym.envs.sandboxes.cgroups import reap as reap_groups
 from sao_gym.envs.sandboxes.channel import DATA, STDERR, STDOUT, ShellChannel
 from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.output import BoundedOutput
-from sao_gym.envs.sandboxes.pipes import PipeReader, PipeWriter
+from sao_gym.envs.sandboxes.pipes import PipeReader, PipeWriter, wide_pipe
 from sao_gym.envs.sandboxes.shell_plan import STATE, check_spec, shell_command
 from sao_gym.envs.sandboxes.spec import SandboxSpec
 from sao_gym.errors import SandboxError, SandboxUnavailableError
@@ -71,12 +71,12 @@ class LocalSandbox:
     def _spawn(self) -> None:
         """Start bubblewrap between pipes."""
         with ExitStack() as theirs:
-            stdin, send = os.pipe()
+            stdin, send = wide_pipe()
             theirs.callback(os.close, stdin)
             self._writer = PipeWriter(send)
             ends = {}
             for stream in (STDOUT, STDERR, DATA):
-                ours, end = os.pipe()
+                ours, end = wide_pipe() if stream == DATA else os.pipe()
                 self._readers.append(PipeReader(ours, partial(self._take, stream), self._ended))
                 ends[stream] = end if stream != DATA else _moved(end)
                 theirs.callback(os.close, ends[stream])
