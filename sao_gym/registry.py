@@ -73,10 +73,20 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             grader="sao_gym.tasks.grading:score_response_async",
             description="the same mathematics in one turn, without a tool",
         ),
+        "terminal": EnvSpec(
+            id="terminal",
+            entry_point="sao_gym.envs.terminal:TerminalEnv",
+            tasks="sao_gym.tasks.terminal:terminal_tasks",
+            description="work in a sandbox with bash and an editor, judged by a check command",
+        ),
     }
 )
 GYMNASIUM_IDS: Mapping[str, str] = MappingProxyType(
-    {"sao_gym/Arithmetic-v0": "arithmetic", "sao_gym/PythonMath-v0": "python_math"}
+    {
+        "sao_gym/Arithmetic-v0": "arithmetic",
+        "sao_gym/PythonMath-v0": "python_math",
+        "sao_gym/Terminal-v0": "terminal",
+    }
 )
 _registered: dict[str, EnvSpec] = {}
 

@@ -27,7 +27,10 @@ class Environments:
         make_sandboxes = getattr(kind, "make_sandboxes", None)
         self._sandboxes: Any = None
         if make_sandboxes is not None and "sandboxes" not in options and _accepts(kind, "sandboxes"):
-            self._sandboxes = make_sandboxes(size, allow_unsafe=bool(options.get("allow_unsafe", False)))
+            taken = [
+                name for name in inspect.signature(make_sandboxes).parameters if name != "size" and name in options
+            ]
+            self._sandboxes = make_sandboxes(size, **{name: options[name] for name in taken})
             self._options["sandboxes"] = self._sandboxes
         self.tasks, self.tools = self._read()
 

@@ -1,0 +1,1 @@
+"""Ways for an agent to work in a sandbox: the tools, and how what they say is shown."""

@@ -1,0 +1,245 @@
+"""Work in a terminal: a folder in a sandbox, an instruction, and a command that says whether the work is done.
+
+Invariants: the verdict is the check's exit code, 1 for 0 and else 0; a sandbox that failed is an error and never 0. The
+check runs after the agent has stopped, by default in a fresh sandbox to which the work folder alone is carried: its
+processes, its PATH, its profile and the programs that it changed stay behind. The check's own files are put in then,
+and files that decide how tests run are put back as the task has them.
+
+Example:
+    env = make("terminal", backend="local")
+    (system, user), info = env.reset(seed=0)
+    env.step(Message.assistant(tool_calls=(ToolCall(id="c0", name="bash", arguments={"command": "ls"}),)))
+"""
+
+import asyncio
+import re
+import secrets
+import shlex
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sao_gym.core import ToolEnv
+from sao_gym.envs.sandboxes.finish import finish
+from sao_gym.envs.sandboxes.shared import SharedSandboxes
+from sao_gym.envs.sandboxes.spec import MIB, SandboxSpec, ShellLimits, ShellSandbox
+from sao_gym.envs.sandboxes.tree import Tree, laid_over, matches, read_tar, tar_of
+from sao_gym.envs.scaffolds.shell import Shell, ShellView
+from sao_gym.envs.terminal_task import COMPILED, TerminalTask
+from sao_gym.errors import ConfigError, SandboxError
+from sao_gym.loops import on_background, run_blocking
+from sao_gym.protocols import ExecResult, Task, TaskSet
+from sao_gym.stream import Score
+
+SYSTEM_PROMPT = (
+    "You work in a Linux sandbox without network through two tools, bash and edit. Look before you change, check what "
+    "you did, and answer without a tool call when the task is done: that ends your work."
+)
+MAX_TURNS = 50
+PACK_S = 120.0
+SHOWN_CHARS = 2000
+LIMITS = ShellLimits(output_bytes=MIB)
+CHECK_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1", "PYTHONHASHSEED": "0", "CI": "1"}
+UNPACK = "tar -xf - --no-same-owner"
+END_ALL = r"""
+[[ $(</proc/$PPID/stat) =~ \)\ .\ 1\  ]] || exit 0
+for (( pass = 0; pass < 50; pass++ )); do
+  victims=()
+  for p in /proc/[0-9]*; do
+    p=${p#/proc/}
+    [[ $p == 1 || $p == "$$" || $p == "$PPID" ]] && continue
+    [[ $(<"/proc/$p/stat") =~ \)\ [ZX]\  ]] || victims+=("$p")
+  done 2>/dev/null
+  (( ${#victims[@]} )) || exit 0
+  kill -STOP "${victims[@]}" 2>/dev/null
+  (( pass % 3 == 2 )) && kill -KILL "${victims[@]}" 2>/dev/null
+done
+exit 1
+"""
+"""Ends all that runs in a sandbox but the shell that takes commands, where that is process 1 of the sandbox."""
+
+
+class SandboxSource(Protocol):
+    """Where an environment gets its sandboxes. Both methods run on the background loop."""
+
+    async def lease(self, spec: SandboxSpec | None = None) -> ShellSandbox:
+        """Wait for a place and start a sandbox."""
+        ...
+
+    async def close(self) -> None:
+        """End every sandbox; idempotent."""
+        ...
+
+
+class TerminalEnv(ToolEnv):
+    """A `ToolEnv` with the tools `bash` and `edit` over a sandbox of its own; see `TerminalTask` for what a task says.
+
+    `backend` is local, docker, e2b or `package.module:function`; `sandboxes` is shared and outlives the environment.
+    `image` stands in for tasks that name none. `folders` is where packed folders of tasks are, if they were moved.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSet | Sequence[Task],
+        *,
+        backend: str = "local",
+        image: str = "",
+        max_turns: int | None = MAX_TURNS,
+        system_prompt: str = SYSTEM_PROMPT,
+        sandboxes: SandboxSource | None = None,
+        limits: ShellLimits | None = None,
+        view: ShellView | None = None,
+        folders: str | None = None,
+    ) -> None:
+        self._shell = Shell(self._get_box, view)
+        super().__init__(tasks, tools=self._shell.tools, max_turns=max_turns, system_prompt=system_prompt)
+        self._image, self._limits = image, limits or LIMITS
+        self._folders = Path(folders) if folders else None
+        self._owns_sandboxes = sandboxes is None
+        self._sandboxes: SandboxSource = sandboxes or self.make_sandboxes(1, backend=backend)
+        self._box: ShellSandbox | None = None
+        self._said: TerminalTask | None = None
+
+    @classmethod
+    def make_sandboxes(cls, size: int, *, backend: str = "local") -> SharedSandboxes:
+        """Sandboxes to be shared by many environments of this kind, at most `size` side by side."""
+        return SharedSandboxes(size, backend=backend)
+
+    async def _get_box(self) -> ShellSandbox:
+        if self._box is None:
+            raise ConfigError("the sandbox of this episode was given back; call reset() first")
+        return self._box
+
+    async def setup(self, task: Task) -> None:
+        """Start the episode's sandbox and put the task's folder in. Raises TaskFileError, SandboxError."""
+        super().setup(task)
+        self._said = TerminalTask.of(task, self._folders)
+        await on_background(self._begin(self._said))
+
+    async def _begin(self, said: TerminalTask) -> None:
+        self._box = await self._sandboxes.lease(self._spec(said, self.task.id))
+        await self._put(self._box, said.tree, said.workdir)
+
+    def _spec(self, said: TerminalTask, label: str) -> SandboxSpec:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", label)[:60]
+        return SandboxSpec(image=said.image or self._image, workdir=said.workdir, label=name, limits=self._limits)
+
+    async def _put(self, box: ShellSandbox, tree: Tree, workdir: str) -> None:
+        """Unpack a tree in the work folder. Raises SandboxError."""
+        data = await asyncio.to_thread(tar_of, tree)
+        done = await box.exec(UNPACK, cwd=workdir, timeout_s=PACK_S, stdin=data)
+        if done.exit_code:
+            raise SandboxError(f"a task's files could not be put into a sandbox: {last_words(done)}")
+
+    async def grade(self) -> Score:
+        """Check the work as it stands: 1 or 0. Raises SandboxError where no verdict can be had."""
+        return await on_background(self._grade())
+
+    async def _grade(self) -> Score:
+        said, box = self._said, await self._get_box()
+        if said is None:
+            raise ConfigError("there is no episode to grade; call reset() first")
+        packed = await self._packed(box, said)
+        if isinstance(packed, str):
+            return Score(value=0.0, passed=False, detail=packed, method="check")
+        carried = await asyncio.to_thread(prepared, packed, said)
+        if carried is None:
+            return Score(value=0.0, passed=False, detail="the work folder could not be unpacked", method="check")
+        if not said.check.in_place:
+            await self._end()  # first, so that one place is enough
+            box = self._box = await self._sandboxes.lease(self._spec(said, f"{self.task.id}-check"))
+        await self._put(box, carried, said.workdir)
+        result = await box.exec(
+            said.check.command,
+            cwd=said.workdir,
+            timeout_s=said.check.timeout_s,
+            env=CHECK_ENV,
+            stdin=said.check.stdin.encode("utf-8", "surrogateescape"),
+        )
+        return verdict(result, said)
+
+    async def _packed(self, box: ShellSandbox, said: TerminalTask) -> bytes | str:
+        """The work folder as an archive, or why the agent left none; everything that it left running is ended."""
+        name = f"/tmp/.sao-gym-{secrets.token_hex(8)}"
+        if said.check.in_place:
+            ended = await box.exec(END_ALL, timeout_s=PACK_S, cwd="/")
+            if ended.exit_code:
+                return "what the agent left running could not be ended"
+        place = shlex.quote(said.workdir)
+        clear = f" && find {place} -mindepth 1 -delete" if said.check.in_place else ""
+        pack = f"tar -C {place} --hard-dereference -cf {name} . && chmod 600 {name}{clear}"
+        done = await box.exec(pack, timeout_s=PACK_S, cwd="/")
+        if done.exit_code:
+            return f"the work folder could not be packed: {last_words(done)}"
+        try:
+            return await box.read(name)
+        except SandboxError as error:
+            if await box.is_alive():
+                return f"the work folder could not be packed: {error}"
+            raise
+
+    async def teardown(self) -> None:
+        """End the episode's sandbox."""
+        await on_background(finish(self._end()))
+
+    async def _end(self) -> None:
+        box, self._box = self._box, None
+        if box is not None:
+            await box.close()
+
+    def close(self) -> None:
+        """End the episode's sandbox, and the backend if it is this environment's own; idempotent."""
+        super().close()
+        if self._owns_sandboxes:
+            run_blocking(self._sandboxes.close())
+
+    async def close_async(self) -> None:
+        """`close` for a caller that has other episodes to go on with."""
+        await super().close_async()
+        if self._owns_sandboxes:
+            await on_background(self._sandboxes.close())
+
+
+def prepared(packed: bytes, said: TerminalTask) -> Tree | None:
+    """What the check sees of an agent's work folder; None for an archive that is none."""
+    try:
+        work = read_tar(packed)
+    except (tarfile.TarError, ValueError, OSError, EOFError):
+        return None
+    dropped = (*said.protect, *COMPILED)
+    own = {place: entry for place, entry in work.items() if not matches(place, dropped)}
+    original = {place: entry for place, entry in said.tree.items() if matches(place, said.protect)}
+    return laid_over(laid_over(own, original), said.check.tree)
+
+
+def verdict(result: ExecResult, said: TerminalTask) -> Score:
+    """The check's result as a score."""
+    output = result.stdout + result.stderr
+    shown = output.strip()[-SHOWN_CHARS:]
+    if result.timed_out:
+        why = f"the check did not end within {said.check.timeout_s:g} s"
+    elif result.exit_code:
+        why = f"the check failed with exit code {result.exit_code}"
+    elif said.check.expect and not re.search(said.check.expect, output, re.M):
+        why = f"the check ended with 0, but its output lacks {said.check.expect!r}"
+    else:
+        return Score(value=1.0, passed=True, detail=f"the check passed: {shown}", method="check")
+    return Score(value=0.0, passed=False, detail=f"{why}: {shown}", method="check")
+
+
+def last_words(result: ExecResult) -> str:
+    """The end of what a command said, on one line."""
+    if result.timed_out:
+        return "it took too long"
+    return " ".join((result.stderr or result.stdout).split())[-300:] or f"exit code {result.exit_code}"
+
+
+def apply_patch_command(patch: str) -> str:
+    """A bash command that applies a unified diff in the folder that it runs in, with git or patch."""
+    name = f"/tmp/.sao-gym-{secrets.token_hex(4)}.diff"
+    body = shlex.quote(patch if patch.endswith("\n") else patch + "\n")
+    return (
+        f"printf %s {body} >{name}; if command -v patch >/dev/null; then patch -p1 --batch <{name}; "
+        f"else git apply -p1 {name}; fi; code=$?; rm -f {name}; exit $code"
+    )
