@@ -86,7 +86,7 @@ class DockerEngine:
 
     async def written_bytes(self, name: str) -> int:
         """Bytes that a container has written over its image; mounts of memory aside."""
-        found = await self.call(lambda api: api.containers(all=True, size=True, filters={"name": f"^/{name}$"}))
+        found = await self.call(lambda api: api.containers(all=True, size=True, filters={"name": name}))
         return int(found[0].get("SizeRw") or 0) if found else 0
 
     async def close(self) -> None:
