@@ -187,7 +187,11 @@ def same_values(left: Value, right: Value) -> bool:
 
 def same_definitions(left: Definition, right: Definition) -> bool:
     """Whether two definitions of the same name agree, up to the letters of arguments and free constants."""
-    if len(left.arguments) != len(right.arguments) or left.name != right.name:
+    if left.name != right.name:
+        return False
+    if bool(left.arguments) != bool(right.arguments):  # f = 0 beside f(x) = 0
+        return same(left.value, right.value)
+    if len(left.arguments) != len(right.arguments):
         return False
     if not (isinstance(left.value, Value) and isinstance(right.value, Value)):
         return left.arguments == right.arguments and same(left.value, right.value)

@@ -53,7 +53,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"positive reals?(?: numbers?)?|\\mathbb\{?r\}?(?:[\^_]\{? ?\+ ?\}?|_\{ ?> ?0 ?\})", "positive real"),
 )  # fmt: skip
 _KINDS = [(re.compile(pattern), kind) for pattern, kind in _WORDS]
-_OF = re.compile(rf"(?:(?:integer )?(powers?|multiples?) of|{_N[:-1]}? ?(divisible) by) (\d+)")
+_OF = re.compile(r"(?:(?:integer )?(powers?|multiples?) of|(?:(?:n|k|m|x|integers?|numbers?) )?(divisible) by) (\d+)")
 _FILLER = re.compile(
     r"\b(?:all|any|every|only|exactly|precisely|just|both|the|a|an|set of|those|values? of|for|which|that|such that|"
     r"if and only if|iff)\b"

@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 
 from sao_gym.tasks._algebra import same_value
-from sao_gym.tasks._answers import meaning, spelling, split_list, split_top, strip_braces, unwrap_text
+from sao_gym.tasks._answers import join_thousands, meaning, spelling, split_list, split_top, strip_braces, unwrap_text
 from sao_gym.tasks._kinds import (
     ALL_REALS,
     POSITIVE_REALS,
@@ -42,6 +42,9 @@ from sao_gym.tasks._relations import NAME, RELATION, as_name, solved, unsolved
 from sao_gym.tasks._values import Value, read_value
 
 MAX_ITEMS = 200
+_INTRODUCTION = re.compile(
+    r"^(?:(?:so |thus |hence )?(?:the |our )?(?:final )?answer(?: is| =)?|answer):? ", re.IGNORECASE
+)
 MAXSIGNS = 4
 
 
@@ -57,7 +60,9 @@ _MODULUS = re.compile(r"\(?\s*(?:\\pmod|\\bmod|\\mod|(?<![a-zA-Z\\])mod)\s*(\{.*
 def read(text: str) -> Reading:
     """The meaning of a normalised answer."""
     text = strip_braces(unwrap_text(text).rstrip(" .,;"))
-    text = text.replace(r"\langle", "(").replace(r"\rangle", ")")
+    text = _INTRODUCTION.sub("", text.replace(r"\langle", "(").replace(r"\rangle", ")"))
+    joined = join_thousands(text)
+    text = text if "," in joined else joined
     if text in (r"\{\}", r"\{ \}"):
         return Words(Description(frozenset()))
     for rule in (_read_pieces, _read_words, _read_grid, _read_condition, _read_items, _read_congruence):
@@ -212,6 +217,7 @@ def _read_braces(inner: str) -> Reading | None:
 
 
 def _read_relation(text: str) -> Reading | None:
+    text = re.sub(r"\\equiv(?![a-zA-Z])", "=", text)  # a congruence has been read before
     sides, operators = split_top(text, RELATION)
     if not operators or any(not side for side in sides):
         return None
