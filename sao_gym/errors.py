@@ -65,6 +65,18 @@ class SandboxError(EpisodeError):
     kind = "sandbox"
 
 
+class SandboxLeaseError(SandboxError):
+    """A call on a sandbox that was given back, or taken back from a holder that overstayed."""
+
+    kind = "sandbox_lease"
+
+
+class SandboxDiskError(SandboxError):
+    """No sandbox is started: the disk is too full."""
+
+    kind = "sandbox_disk"
+
+
 class EngineError(EpisodeError):
     """The engine could not serve a request, or answered with arrays that do not fit together."""
 
