@@ -174,6 +174,10 @@ def _sentence(found: Evaluated, evaluation: Evaluation, result: HeldoutResult, g
     shown = "none was scored" if result.success is None else f"{result.success:.3f}"
     spread = f" ({result.interval.low:.3f}-{result.interval.high:.3f})" if result.interval else ""
     notes = []
+    if evaluation.summary.n_error:
+        notes.append(
+            f"{evaluation.summary.n_error} of {evaluation.summary.n_samples} episodes lost to errors, not scored"
+        )
     if found.is_mixed:
         notes.append(f"mixed versions, {evaluation.version_first} to {evaluation.version_last}")
     if given.is_contaminated:
