@@ -40,7 +40,7 @@ READS = 3
 TIMED_OUT, KILLED = 124, 137
 """Exit codes where there is none of the command's own, as timeout(1) and a shell would give them."""
 FLOOD_BYTES_PER_S = 32 << 20
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 8 << 20
 INLINE_BYTES = 2048
 ARGUMENT_BYTES = 100_000
 """Linux takes at most 128 KiB in one argument; longer commands go through a file."""

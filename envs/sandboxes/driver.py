@@ -91,7 +91,9 @@ _sg_run() {
 # put NUMBER FILE BYTES HOW: bytes that follow the request become (or extend) a file
 _sg_put() {
   [[ -d $_sg_dir ]] || mkdir -p -m 700 "$_sg_dir"
-  if [[ $4 == new ]]; then head -c "$3" >"$2"; else head -c "$3" >>"$2"; fi
+  [[ $4 == new ]] && { : >"$2"; }
+  # The second cat takes what a full disk did not, so that no byte is left to be read as a request.
+  head -c "$3" | { cat >>"$2" || { cat >/dev/null; false; }; }
   _sg_mark "$1" $?
 }
 
