@@ -1,7 +1,7 @@
 """Two folders of results compared on the benchmarks of both; `sao_gym.comparison` says what chance may have done."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,13 @@ def result_sets(folder: Path) -> dict[str, ResultSet]:
             benchmark=name,
             content_hash=facts["tasks"]["content_hash"],
             passed=passed_by_task(samples.get(name, [])),
-            settings=settings(manifest, facts),
+            settings=settings(manifest, facts, {one.grader_version for one in samples.get(name, []) if one.is_scored}),
         )
         for name, facts in benchmarks.items()
     }
 
 
-def settings(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, str]:
+def settings(manifest: Mapping[str, Any], facts: Mapping[str, Any], graders: Iterable[str]) -> dict[str, str]:
     """All but the policy that decides a result, by names that people read."""
     found = {
         **{f"sampling.{name}": value for name, value in manifest.get("sampling", {}).items()},
@@ -58,6 +58,6 @@ def settings(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str,
         "environment": facts.get("env"),
         "environment options": json.dumps(manifest.get("env_options", {}), sort_keys=True, default=str),
         "samples per task": facts.get("samples"),
-        "grader version": (manifest.get("rescored") or [manifest])[-1].get("grader_version"),
+        "grader version": ", ".join(sorted(graders)),
     }
     return {name: str(value) for name, value in found.items()}

@@ -92,7 +92,10 @@ class EvalRecords:
         return dict(found)
 
     def recover(self) -> Recovered:
-        """What stands: a readable line, a whole raw record, no error. Nothing is changed but the log's cut end."""
+        """What stands: a readable line, a whole raw record, no error.
+
+        Nothing is changed, but that the cut end of a log is cut off, and a parquet file that cannot be read put aside.
+        """
         problems, kept = [], self._raw_uids()
         problems += self.log.problems
         results: dict[str, EpisodeResult] = {}

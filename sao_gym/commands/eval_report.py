@@ -140,7 +140,7 @@ def notes_on(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """What a reader must know of the data: differences from the rows that are known, and repairs."""
     differences = [f"the data differ from the known rows: {text}" for text in facts.get("differences", ())]
     repairs = facts.get("repairs") or ()
-    told = [f"{len(repairs)} rows were repaired: {', '.join(_repaired(one) for one in repairs)}"] if repairs else []
+    told = [f"repaired in the data: {', '.join(_repaired(one) for one in repairs)}"] if repairs else []
     return (*differences, *told)
 
 

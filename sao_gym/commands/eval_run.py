@@ -55,10 +55,11 @@ async def run_new(resolved: Resolved[EvalConfig], protocol: str | None, folder: 
 async def run_again(resolved: Resolved[EvalConfig], folder: RunFolder) -> int:
     """Run what is missing, torn or ended in an error. Raises UserError where model or tasks are not those of the run."""
     records = EvalRecords(folder)
-    before, recovered = records.manifest(), records.recover()
+    before = records.manifest()
     async with AsyncExitStack() as closing:
         begun = await _open(resolved, None, closing, records.recorded())
         _require_same(before, begun.facts)
+        recovered = records.recover()
         total = sum(len(target.uids()) for target in begun.targets)
         print(_told(recovered, total))
         if len(recovered.results) < total:
