@@ -3,7 +3,7 @@
 The engine is the one that DOCKER_HOST or the platform's default names: Docker, rootless Docker, or podman behind its
 compatible socket. A container is labelled with its owner when it is created, attached before it is started, and loses
 its standard input when the owner dies: its shell then ends, and with it every process inside. What is left of it is
-removed by the next process that connects.
+removed by the next process that connects. A process that ends in good order removes its own.
 
 Example:
     engine = await DockerEngine.connect()
@@ -13,6 +13,7 @@ Example:
 """
 
 import asyncio
+import atexit
 import os
 import socket
 import ssl
@@ -39,6 +40,7 @@ class DockerEngine:
         self._client = client
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
         self.is_closed = False
+        atexit.register(self._close)
 
     @classmethod
     async def connect(cls, url: str = "") -> "DockerEngine":
@@ -96,6 +98,7 @@ class DockerEngine:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        atexit.unregister(self._close)
         self._threads.shutdown(wait=True)
         with suppress(SandboxError, SandboxUnavailableError):  # an engine that is gone keeps nothing running
             self._guarded(remove_own)

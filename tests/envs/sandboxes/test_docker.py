@@ -301,6 +301,14 @@ async def test_a_killed_holder_leaves_no_process_and_the_next_connection_no_cont
     await engine.close()
 
 
+async def test_a_holder_that_forgets_to_close_leaves_no_container(engine: DockerEngine, image: str) -> None:
+    ending = HOLDER.replace('await box.exec("sleep 600", timeout_s=600)', "")
+    command = [sys.executable, "-c", ending, image, "1"]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert await containers_of(engine, ended.stdout.strip()) == []
+
+
 async def test_a_holder_killed_while_it_starts_leaves_nothing(hold: Any, image: str) -> None:
     random_s = random.Random(0)
     marker = str(uuid.uuid4().int % 10**9)
