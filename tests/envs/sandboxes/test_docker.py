@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -373,3 +375,51 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(SandboxUnavailableError) as caught:
         asyncio.run(DockerEngine.connect())
     assert str(caught.value) == MISSING_PACKAGE
+
+
+# ---- the engine is reached with TLS
+
+
+@contextlib.asynccontextmanager
+async def tls_in_front_of_the_engine(folder: Path) -> AsyncIterator[str]:
+    """Address of a server that speaks TLS and passes all on to the engine's socket; certificates lie in `folder`."""
+    socket_path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not socket_path.startswith("unix://"):
+        pytest.skip("the engine is not at a socket of this machine")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    shutil.copy(folder / "cert.pem", folder / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        near, far = await asyncio.open_unix_connection(socket_path.removeprefix("unix://"))
+        await asyncio.gather(copy(reader, far), copy(near, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield f"tcp://localhost:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_shell_works_over_tls(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tls_in_front_of_the_engine(tmp_path) as url:
+        monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # they would come before it
+            monkeypatch.delenv(name, raising=False)
+        engine = await DockerEngine.connect(url)
+        async with await DockerSandbox.start(engine, SandboxSpec(image=image)) as box:
+            assert (await box.exec("echo hello")).stdout == "hello\n"
+            data = random.Random(1).randbytes(2_000_000)
+            await box.write("file", data)
+            assert await box.read("file") == data
+            assert (await box.exec("sleep 60", timeout_s=0.5)).timed_out
+        assert await own_containers(engine) == []
+        await engine.close()
