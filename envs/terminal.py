@@ -208,9 +208,22 @@ def prepared(packed: bytes, said: TerminalTask) -> Tree | None:
     except (tarfile.TarError, ValueError, OSError, EOFError):
         return None
     dropped = (*said.protect, *COMPILED)
-    own = {place: entry for place, entry in work.items() if not matches(place, dropped)}
     original = {place: entry for place, entry in said.tree.items() if matches(place, said.protect)}
-    return laid_over(laid_over(own, original), said.check.tree)
+    put = laid_over(original, said.check.tree)
+    stems = {place.removesuffix(".py") for place in put if place.endswith(".py")}
+    own = {
+        place: entry
+        for place, entry in work.items()
+        if not matches(place, dropped) and not any(up in stems for up in modules_above(place))
+    }
+    return laid_over(own, put)
+
+
+def modules_above(place: str) -> list[str]:
+    """What a path, or a folder above it, would be imported as: a package or a compiled module goes before `name.py`."""
+    parts = place.split("/")
+    stems = [*parts[:-1], parts[-1].partition(".")[0]]
+    return ["/".join([*parts[:count], stems[count]]) for count in range(len(parts))]
 
 
 def verdict(result: ExecResult, said: TerminalTask) -> Score:

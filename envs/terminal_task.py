@@ -35,14 +35,14 @@ PROTECTED = (
     ".pytest.ini",
     "tox.ini",
     "noxfile.py",
-    "sitecustomize.py",
-    "usercustomize.py",
+    "sitecustomize*",
+    "usercustomize*",
     "*.pth",
-    "pytest.py",
     "pytest",
+    "pytest.*",
     "_pytest",
-    "unittest.py",
     "unittest",
+    "unittest.*",
 )
 """What decides how tests run: put back as the task has it, and taken away where the task has none."""
 COMPILED = ("__pycache__", "*.pyc", ".pytest_cache")

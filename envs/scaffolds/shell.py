@@ -152,7 +152,7 @@ class Shell:
             return f"Error: {path} {detail}"
         try:
             if command == "create" and text is not None:
-                await box.write(place, text.encode("utf-8", "surrogatepass"))
+                await box.write(place, text.encode("utf-8"))
                 lines = text.count("\n") + (not text.endswith("\n") and bool(text))
                 return f"{'Replaced all of' if kind == 'file' else 'Created'} {path} ({lines} lines)."
             if command == "create":
