@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,24 @@ def test_a_real_model_that_was_stopped_goes_on(
     assert main(["--resume", str(tmp_path / "out")]) == 2
     assert "the model is not the one of the run: its weight_hash was" in capsys.readouterr().err
     assert [value for _, value in read_jsonl(samples)] == rows[1:3]
+
+
+@pytest.mark.slow
+def test_an_untrained_model_on_two_benchmarks_ends_and_its_page_opens(tmp_path: Path, data_dir: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tiny_qwen3(len(tokenizer), 1, 32, heads=2, kv_heads=1, context_length=4096).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = ["--model", str(tmp_path / "model"), "--bench", "arithmetic,aime2025", "--n", "2", "--limit", "5"]
+    done = eval_process(*words, "--max-tokens", "64", "--data", str(data_dir), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    for bench in ("arithmetic", "aime2025"):
+        summary = results(tmp_path / "out", bench)["summary"]
+        assert (summary["n_samples"], summary["n_error"], sum(summary["endings"].values())) == (10, 0, 10)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    reader = HTMLParser()
+    reader.feed(page)
+    reader.close()
+    assert page.count("aime2025-") >= 10
 
 
 def test_planted_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
