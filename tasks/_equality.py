@@ -64,7 +64,7 @@ def find(left: str, right: str) -> Finding:
     if max(len(left), len(right)) > MAX_LENGTH:
         return Finding(Verdict.DIFFERENT, "spelling")
     left, right = space_commas(left, right), space_commas(right, left)
-    one, other = read(as_integer(left) or left), read(as_integer(right) or right)
+    one, other = (read(side if r"\circ" in side else as_integer(side) or side) for side in (left, right))
     method = "table" if isinstance(one, Words) or isinstance(other, Words) else "symbolic"
     if same(one, other):
         return Finding(Verdict.EQUAL, method)

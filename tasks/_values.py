@@ -70,6 +70,8 @@ def read_value(text: str) -> Value | None:
     if not text or len(text) > MAX_LENGTH or has_dots(text):
         return None
     text, unit = _split_unit(join_thousands(strip_braces(text)))
+    if _DEGREE.search(text) and not _TRIGONOMETRY.search(text):
+        unit = unit or "deg"
     is_percent = False
     if found := re.search(r"\\?%$|(?<![a-zA-Z])percent$", text):
         text, is_percent = text[: found.start()].strip(), True
