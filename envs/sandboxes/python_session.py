@@ -16,8 +16,8 @@ import warnings
 from dataclasses import replace
 from types import TracebackType
 
-from sao_gym.envs.sandboxes.box import Box, Reply
-from sao_gym.envs.sandboxes.bubblewrap import BoxPlan, find_bwrap
+from sao_gym.envs.sandboxes.box import Box, MissingModuleError, Reply
+from sao_gym.envs.sandboxes.bubblewrap import BoxPlan, can_wall, find_bwrap
 from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.limits import CellResult, Guarantees, SandboxLimits
 from sao_gym.envs.sandboxes.output import join_cut
@@ -91,7 +91,8 @@ class PythonPool:
 
     `preload` names modules that each box imports once, so that a session has them at the price of a fork;
     `site_packages` shows the installed packages to the sandbox, read-only. All methods belong to one event loop.
-    Raises SandboxUnavailableError where isolation cannot be had, unless `allow_unsafe`.
+    Where namespaces cannot be had, a wall without them is taken, and a warning says what
+    it leaves out. Raises SandboxUnavailableError where no isolation can be had, unless `allow_unsafe`.
     """
 
     def __init__(
@@ -118,17 +119,19 @@ class PythonPool:
         try:
             find_bwrap()
         except SandboxUnavailableError:
-            if not allow_unsafe:
+            if not self._fall_back():
                 raise
-            self._go_unsafe()
 
     @property
     def guarantees(self) -> Guarantees:
         """Which promises hold; final once the first session has been leased."""
-        isolated = self._plan.isolated
-        has_hard_limit = isolated and (self._plan.drops_root or os.geteuid() != 0)
+        boxed = self._plan.isolated
+        isolated = boxed or self._plan.walled
+        has_hard_limit = boxed and (self._plan.drops_root or os.geteuid() != 0)
         return Guarantees(
             isolated=isolated,
+            processes_hidden=boxed,
+            disk_bounded=boxed,
             network_cut=isolated,
             host_files_hidden=isolated,
             system_calls_filtered=isolated and filter_program() is not None,
@@ -136,9 +139,16 @@ class PythonPool:
             processes="hard limit, and counted every 0.05 s" if has_hard_limit else "counted every 0.05 s",
         )
 
-    def _go_unsafe(self) -> None:
-        self._plan = replace(self._plan, isolated=False, drops_root=False)
+    def _fall_back(self) -> bool:
+        """Take the next weaker plan and say what no longer holds; false where there is none that is allowed."""
+        if self._plan.isolated and can_wall():
+            self._plan = replace(self._plan, isolated=False, drops_root=False, walled=True)
+        elif self._allow_unsafe and (self._plan.isolated or self._plan.walled):
+            self._plan = replace(self._plan, isolated=False, drops_root=False, walled=False)
+        else:
+            return False
         warnings.warn(" ".join(self.guarantees.warnings), RuntimeWarning, stacklevel=3)
+        return True
 
     async def lease(self) -> PythonSession:
         """Wait for a free box and open a session in it. Raises SandboxError, SandboxUnavailableError."""
@@ -156,12 +166,12 @@ class PythonPool:
     async def _start(self) -> Box:
         try:
             return await Box.start(self._plan)
+        except MissingModuleError:
+            raise
         except SandboxUnavailableError:
             if self._plan.drops_root:  # a container's root may not be allowed to change users
                 self._plan = replace(self._plan, drops_root=False)
-            elif self._plan.isolated and self._allow_unsafe:
-                self._go_unsafe()
-            else:
+            elif not self._fall_back():
                 raise
         return await self._start()
 

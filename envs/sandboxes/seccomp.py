@@ -50,6 +50,7 @@ _DENIED = {
     "fsopen": (430, 430),
 }
 _PRLIMIT64 = (302, 261)
+_SOCKET = (41, 198)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -57,8 +58,11 @@ def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, jump_true, jump_false, k)
 
 
-def filter_program(machine: str | None = None) -> bytes | None:
-    """The filter for `machine` (this one by default), or None where its call numbers are not known."""
+def filter_program(machine: str | None = None, *, sockets: bool = True) -> bytes | None:
+    """The filter for `machine` (this one by default), or None where its call numbers are not known.
+
+    Without `sockets` no new socket can be made, of any family; pairs of them can.
+    """
     entry = _ARCHITECTURES.get(machine or platform.machine())
     if entry is None:
         return None
@@ -67,7 +71,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
     allow = _op(_RETURN, _ALLOW)
     program = [_op(_LOAD, _OFFSET_ARCH), _op(_EQUAL, audit_arch, jump_true=1), deny, _op(_LOAD, _OFFSET_NR)]
     program += [_op(_AT_LEAST, 0x40000000, jump_false=1), deny]  # the x32 calls have numbers of their own
-    for numbers in _DENIED.values():
+    for numbers in [*_DENIED.values(), *(() if sockets else (_SOCKET,))]:
         program += [_op(_EQUAL, numbers[column], jump_false=1), deny]
     # prlimit64(pid, resource, new, old): reading any limit and setting one's own is allowed.
     program += [_op(_EQUAL, _PRLIMIT64[column], jump_true=1), allow]

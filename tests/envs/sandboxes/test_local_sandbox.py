@@ -496,13 +496,14 @@ async def test_refusal_and_the_unsafe_switch(monkeypatch: pytest.MonkeyPatch, tm
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr("sao_gym.envs.sandboxes.bubblewrap.find_bwrap", lambda: str(broken))
+    monkeypatch.setattr(python_session, "can_wall", lambda: False)
     with pytest.raises(SandboxUnavailableError, match=r"No permissions.*allow_unsafe=True"):
         await PythonPool(LIMITS).lease()
     async with PythonPool(LIMITS, size=1, allow_unsafe=True) as pool:
         with pytest.warns(RuntimeWarning, match="network open"):
             session = await pool.lease()
         assert not pool.guarantees.isolated
-        assert len(pool.guarantees.warnings) == 4
+        assert len(pool.guarantees.warnings) == 6
         marker = uuid.uuid4().hex
         assert (await session.run("x = 5\nx")).output == "5\n"
         assert (await session.run(sleeper(marker))).output == "left\n"
@@ -519,6 +520,7 @@ def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SandboxUnavailableError("bubblewrap was not found")
 
     monkeypatch.setattr(python_session, "find_bwrap", missing)
+    monkeypatch.setattr(python_session, "can_wall", lambda: False)
     with pytest.raises(SandboxUnavailableError):
         PythonPool(LIMITS)
     with pytest.warns(RuntimeWarning, match="leaves the network open"):
