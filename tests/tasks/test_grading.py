@@ -349,7 +349,8 @@ async def grade_all(answers: list[str], limits: GradingLimits) -> None:
     assert children() == idle
     for pid in idle:
         assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
-    assert ends["5"] <= ends["7"], "a normal pair waits for no monster"
+    if answers[0] in ENDLESS:  # the others are seen to be too large before they start
+        assert ends["5"] < ends["7"], "a normal pair waits for no monster"
 
 
 @pytest.mark.parametrize("answers", [MONSTERS, ENDLESS])
