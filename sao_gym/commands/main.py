@@ -36,6 +36,7 @@ COMMANDS = (
     Entry("eval", "sao_gym.commands.eval:main", "sample tasks N times and report success with an interval"),
     Entry("explain", "sao_gym.commands.explain:main", "show one trajectory of a run, token by token"),
     Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),
+    Entry("tasks", "sao_gym.commands.tasks:main", "make a terminal task out of a folder, a check and a patch"),
 )
 
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _listing() -> str:
     width = max(len(entry.name) for entry in COMMANDS)
     lines = [f"  {entry.name.ljust(width)}  {entry.about}" for entry in COMMANDS]
-    head = ["usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ...)", "", "commands"]
+    head = ["usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks)", "", "commands"]
     return "\n".join([*head, *lines, "", "sao-gym COMMAND --help lists a command's settings."])
 
 
