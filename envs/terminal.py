@@ -12,6 +12,7 @@ Example:
 """
 
 import asyncio
+import hashlib
 import re
 import secrets
 import shlex
@@ -27,8 +28,9 @@ from sao_gym.envs.sandboxes.spec import MIB, SandboxSpec, ShellLimits, ShellSand
 from sao_gym.envs.sandboxes.tree import Tree, laid_over, matches, read_tar, tar_of
 from sao_gym.envs.scaffolds.shell import Shell, ShellView
 from sao_gym.envs.terminal_task import COMPILED, TerminalTask
-from sao_gym.errors import ConfigError, SandboxError
+from sao_gym.errors import ConfigError, SandboxError, TaskFileError
 from sao_gym.loops import on_background, run_blocking
+from sao_gym.messages import Message, ToolCall
 from sao_gym.protocols import ExecResult, Task, TaskSet
 from sao_gym.stream import Score
 
@@ -131,6 +133,14 @@ class TerminalEnv(ToolEnv):
         done = await box.exec(UNPACK, cwd=workdir, timeout_s=PACK_S, stdin=data)
         if done.exit_code:
             raise SandboxError(f"a task's files could not be put into a sandbox: {last_words(done)}")
+
+    @staticmethod
+    def demonstrate(task: Task) -> tuple[Message, ...]:
+        """What a policy that knows the answer says: the patch through bash, then the end. Raises TaskFileError."""
+        if not task.answer:
+            raise TaskFileError(f"task {task.id!r} has no answer (a patch), so it cannot be demonstrated")
+        call = ToolCall(id="call_0", name="bash", arguments={"command": apply_patch_command(task.answer)})
+        return Message.assistant(tool_calls=(call,)), Message.assistant("Done.")
 
     async def grade(self) -> Score:
         """Check the work as it stands: 1 or 0. Raises SandboxError where no verdict can be had."""
@@ -250,7 +260,7 @@ def last_words(result: ExecResult) -> str:
 
 def apply_patch_command(patch: str) -> str:
     """A bash command that applies a unified diff in the folder that it runs in, with git or patch."""
-    name = f"/tmp/.sao-gym-{secrets.token_hex(4)}.diff"
+    name = f"/tmp/.sao-gym-{hashlib.sha256(patch.encode()).hexdigest()[:8]}.diff"
     body = shlex.quote(patch if patch.endswith("\n") else patch + "\n")
     return (
         f"printf %s {body} >{name}; if command -v patch >/dev/null; then patch -p1 --batch <{name}; "

@@ -37,7 +37,7 @@ class EnvConfig:
     name: str = setting("arithmetic", help="registered name, module:Class or file.py:Class", source="ours", alias="env")
     tasks: str | None = setting(
         None,
-        help="task file (.jsonl or .parquet); unset: the environment's own tasks",
+        help="task file (.jsonl, .parquet or .csv); unset: the environment's own tasks",
         source="ours",
         alias="tasks",
     )
@@ -108,8 +108,14 @@ class RolloutConfig:
 class EngineConfig:
     """What samples the tokens."""
 
-    kind: Literal["local"] = setting(
-        "local", help="local: transformers inside this process", source="ours", alias="engine"
+    kind: Literal["local", "scripted"] = setting(
+        "local",
+        help="local: transformers inside this process; scripted: the same, but it says what it is told",
+        source="ours",
+        alias="engine",
+    )
+    completions: str | None = setting(
+        None, help="what a scripted engine says, turn by turn; unset: what the environment demonstrates", source="ours"
     )
     slots: int = setting(32, help="requests decoded side by side", source="ours")
     context_length: int | None = setting(
@@ -446,6 +452,7 @@ TRAIN_RULES = (
     InertRule(
         "loss.detach_ratio", lambda c: c.loss.policy in ("ppo", "cispo"), "loss.policy has a rule of its own for it"
     ),
+    InertRule("engine.completions", lambda c: c.engine.kind != "scripted", "engine.kind is not scripted"),
     InertRule(
         "engine.kv",
         lambda c: c.staleness.max_staleness == 0,

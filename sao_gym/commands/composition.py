@@ -25,12 +25,13 @@ from sao_gym.commands.environments import Environments
 from sao_gym.commands.heldout import Heldout, rewind_evaluations
 from sao_gym.commands.heldout_tasks import open_tasks
 from sao_gym.commands.policy import env_options, make_budgets, make_engine, training_sampling
-from sao_gym.engines.local import LocalEngine
+from sao_gym.commands.scripted_policy import ScriptedTurns, tiny_policy
+from sao_gym.engines.told import ToldEngine
 from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
 from sao_gym.ledger import Ledger, LedgerRow, RowStatus
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
-from sao_gym.protocols import Chat, Task, TaskSet
+from sao_gym.protocols import Chat, Engine, Task, TaskSet
 from sao_gym.rollout import EnvPool, Episode, white_box
 from sao_gym.runfolder import CONFIG, LOCK, MANIFEST, RunFolder
 from sao_gym.stream import Trajectory
@@ -115,13 +116,19 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
                 PartFiles(folder.file(name)).rewind(state.step)
             rewind_evaluations(folder.path, state.step)
         events = EventLog(clock)
+        is_scripted = config.engine.kind == "scripted"
+        turns = (
+            ScriptedTurns(config.engine.completions, chat, trainee.tokenizer, environments.tasks)
+            if is_scripted
+            else None
+        )
         parts = Parts(
             config=config,
             folder=folder,
             ledger=ledger,
             learner=learner,
             engine=engine,
-            runtime=_runtime(config, ledger, environments.tasks, engine, pool, state, clock, events),
+            runtime=_runtime(config, ledger, environments.tasks, engine, pool, state, clock, events, turns),
             clock=clock,
             tokenizer=trainee.tokenizer,
             events=events,
@@ -150,11 +157,9 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
         )
 
 
-def _engine(
-    config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack
-) -> LocalEngine:
+def _engine(config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack) -> Engine:
     """An engine with the learner's present weights, closed with the run."""
-    engine = make_engine(
+    engine: Engine = make_engine(
         config.engine,
         config.rollout,
         copy_model(learner.model),
@@ -164,7 +169,7 @@ def _engine(
         deadline_s=config.deadline_s,
     )
     stack.callback(lambda: run_blocking(engine.close()))
-    return engine
+    return ToldEngine(engine) if config.engine.kind == "scripted" else engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +251,8 @@ def _newest(run: Path) -> tuple[RunState | None, Path | None]:
 
 def _policy(config: TrainConfig, checkpoint: Path | None) -> LoadedPolicy:
     path = checkpoint / "actor" if checkpoint else config.model.path
+    if path is None and config.engine.kind == "scripted":
+        return tiny_policy(config.seed)
     if path is None:
         raise ConfigError("no model was given: --model takes the folder of a transformers checkpoint")
     return load_policy(path)
@@ -267,11 +274,12 @@ def _runtime(
     config: TrainConfig,
     ledger: Ledger,
     tasks: TaskSet,
-    engine: LocalEngine,
+    engine: Engine,
     pool: EnvPool,
     state: RunState,
     clock: SystemClock,
     events: EventLog,
+    turns: ScriptedTurns | None,
 ) -> Runtime:
     sampling = training_sampling(config.rollout, engine)
     budget = ErrorBudget(share=config.rollout.failure_share, window=max(32, 8 * config.batch_size))
@@ -286,6 +294,8 @@ def _runtime(
             group_id=None if row.group is None else f"g{row.group}",
         )
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
+            if turns is not None and isinstance(engine, ToldEngine):
+                engine.tell(episode.uid, turns.lines(env, task, row.attempt))
             made = await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
         budget.note(done(made).outcome)
         return made

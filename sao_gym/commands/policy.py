@@ -93,6 +93,8 @@ class Trial:
         chat: Chat,
         seed: int,
     ) -> None:
+        if engine.kind != "local":
+            raise ConfigError(f"engine.kind = {engine.kind} is for sao_gym.train alone; leave it out here")
         self.env, self.rollout, self.seed, self.clock = env, rollout, seed, SystemClock()
         self.in_flight = min(rollout.max_in_flight, engine.slots)
         self.environments = Environments(env.name, options, size=self.in_flight)

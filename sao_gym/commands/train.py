@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int | None:
         print(dump(resolved), end="")
         return None
     _require_critic(resolved.config, options)
+    _refuse_scripted(resolved.config, options)
     name = Path(preset or resolved.config.env.name).stem
     path = Path(options.value("out") or default_path(name, datetime.now(UTC)))
     _start(resolved, path, options)
@@ -119,6 +120,13 @@ def _require_critic(config: TrainConfig, options: Options) -> None:
         raise ConfigError(
             "the critic's start was not said: give --critic-init FOLDER (made by sao_gym.pretrain_critic), or "
             "--critic-init cold to start its head from zero"
+        )
+
+
+def _refuse_scripted(config: TrainConfig, options: Options) -> None:
+    if config.engine.kind == "scripted" and (options.has("rollout-only") or config.evaluation.is_asked_for):
+        raise ConfigError(
+            "a scripted engine speaks in training alone: leave out --rollout-only and evaluation, or take --engine local"
         )
 
 
