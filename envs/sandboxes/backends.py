@@ -9,13 +9,15 @@ Example:
     await backend.close()
 """
 
+import asyncio
 import functools
 import importlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
-from sao_gym.errors import ConfigError, SandboxUnavailableError
+from sao_gym.errors import ConfigError, SandboxError, SandboxUnavailableError
 
 BACKENDS = ("local", "docker", "e2b")
 Start = Callable[[SandboxSpec], Awaitable[ShellSandbox]]
@@ -34,16 +36,18 @@ class Backend(Protocol):
 
 
 class _Plain:
-    """A backend that is one function and holds nothing."""
+    """A backend that is one function and holds nothing; `reap` removes what dead processes left, also at the end."""
 
-    def __init__(self, start: Start) -> None:
-        self._start = start
+    def __init__(self, start: Start, reap: Callable[[], Awaitable[object]] | None = None) -> None:
+        self._start, self._reap = start, reap
 
     async def start(self, spec: SandboxSpec) -> ShellSandbox:
         return await self._start(spec)
 
     async def close(self) -> None:
-        return None
+        if self._reap is not None:
+            with suppress(SandboxError):
+                await self._reap()
 
 
 class _Docker:
@@ -78,13 +82,17 @@ async def open_backend(name: str) -> Backend:
         from sao_gym.envs.sandboxes.local_shell import LocalSandbox, reap
 
         reap()
-        return _Plain(LocalSandbox.start)
+        return _Plain(LocalSandbox.start, lambda: asyncio.to_thread(reap))
     if name == "docker":
         from sao_gym.envs.sandboxes.docker_engine import DockerEngine
 
         return _Docker(await DockerEngine.connect())
-    reference = "sao_gym.envs.sandboxes.e2b:E2BSandbox.start" if name == "e2b" else name
-    return _Plain(_function(reference, name))
+    if name == "e2b":
+        from sao_gym.envs.sandboxes import e2b, e2b_service
+
+        await e2b_service.reap()
+        return _Plain(e2b.E2BSandbox.start, e2b_service.reap)
+    return _Plain(_function(name))
 
 
 async def make_sandbox(name: str, spec: SandboxSpec | None = None) -> ShellSandbox:
@@ -94,14 +102,14 @@ async def make_sandbox(name: str, spec: SandboxSpec | None = None) -> ShellSandb
     return await (await open_backend(name)).start(spec or SandboxSpec())
 
 
-def _function(reference: str, name: str) -> Start:
+def _function(reference: str) -> Start:
     module_name, _, attribute = reference.partition(":")
     try:
         found: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
     except (ImportError, AttributeError) as error:
         raise SandboxUnavailableError(
-            f"the sandbox backend {name!r} cannot be had ({error}); the backends that come with this version are local "
-            "and docker"
+            f"the sandbox backend {reference!r} cannot be had ({error}); those that come with this version are "
+            f"{', '.join(BACKENDS)}"
         ) from error
     if not callable(found):
         raise ConfigError(f"{reference} is a {type(found).__name__}; a backend is a function that starts a sandbox")

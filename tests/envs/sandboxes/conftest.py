@@ -1,15 +1,19 @@
 """A sandbox of each backend, for the tests of what all of them promise."""
 
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from sandbox_backends import BACKENDS, MARKS, SPEC, Start
 
 from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
+
+if TYPE_CHECKING:
+    from e2b_stand_in import StandIn
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +40,18 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def e2b_service() -> Iterator["StandIn"]:
+    """A stand-in for e2b's service, to which the environment points from now on."""
+    pytest.importorskip("e2b")
+    from e2b_stand_in import environment, serving
+
+    with serving() as service, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(service).items():
+            patch.setenv(name, value)
+        yield service
+
+
 @pytest.fixture
 def start(backend: str, request: pytest.FixtureRequest) -> Start:
     """Starts a sandbox of the backend as an asynchronous context; the spec's image is filled in."""
@@ -44,6 +60,8 @@ def start(backend: str, request: pytest.FixtureRequest) -> Start:
         image = str(request.getfixturevalue("root_folder"))
     elif backend == "docker":
         image = str(pytest.importorskip("docker_image").IMAGE)
+    elif backend == "e2b":
+        request.getfixturevalue("e2b_service")
 
     def begin(spec: SandboxSpec = SPEC) -> AbstractAsyncContextManager[ShellSandbox]:
         return BACKENDS[backend](replace(spec, image=image))

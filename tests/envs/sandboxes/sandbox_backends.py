@@ -52,7 +52,18 @@ async def start_docker(spec: SandboxSpec) -> AsyncIterator[ShellSandbox]:
         await engine.close()
 
 
-BACKENDS = MappingProxyType({"local": start_local, "local_root": start_local, "docker": start_docker})
+@contextlib.asynccontextmanager
+async def start_e2b(spec: SandboxSpec) -> AsyncIterator[ShellSandbox]:
+    """At the service that E2B_API_URL names: the tests' own stand-in."""
+    from sao_gym.envs.sandboxes.e2b import E2BSandbox
+
+    async with await E2BSandbox.start(spec) as box:
+        yield box
+
+
+BACKENDS = MappingProxyType({"local": start_local, "local_root": start_local, "docker": start_docker, "e2b": start_e2b})
+WALLED = tuple(name for name in BACKENDS if name != "e2b")
+"""Those that stand up to abuse here; the stand-in for e2b's service gives its sandboxes no machine of their own."""
 MARKS = MappingProxyType({"docker": [pytest.mark.docker]})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from abuses import ABUSES, Abuse
-from sandbox_backends import LIMITS, SPEC, Start, wait_until_gone
+from sandbox_backends import LIMITS, MARKS, SPEC, WALLED, Start, wait_until_gone
 
 from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellLimits, ShellSandbox
 from sao_gym.errors import ConfigError, SandboxError
@@ -51,7 +51,7 @@ async def test_folder_and_environment_are_those_of_spec_and_call(box: ShellSandb
 
 async def test_nothing_of_the_host_is_in_the_environment(box: ShellSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {line.partition("=")[0] for line in (await box.exec("env")).stdout.splitlines()}
-    assert names <= {"PATH", "HOME", "LANG", "TERM", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "FROM_SPEC"}
+    assert names <= {"PATH", "HOME", "LANG", "SHELL", "TERM", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "FROM_SPEC"}
 
 
 async def test_commands_share_files_but_no_shell_state(box: ShellSandbox) -> None:
@@ -329,6 +329,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"port": port, "socket": name, "secret": str(secret), "pid": str(os.getpid()), "other": "others-file"}
 
 
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=MARKS.get(name, [])) for name in WALLED], indirect=True)
 @pytest.mark.parametrize("abuse", ABUSES, ids=[abuse.name for abuse in ABUSES])
 async def test_abuse(start: Start, host: dict[str, str], abuse: Abuse) -> None:
     command = abuse.command
