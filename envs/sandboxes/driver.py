@@ -85,6 +85,7 @@ _sg_run() {
     _sg_mark "$_sg_number" $_sg_code
   ) </dev/null &
   _sg_p=$!
+  disown -a # else bash remembers every one for ever
   _sg_stat $_sg_p && _sg_s=$_sg_start
 }
 

@@ -134,7 +134,7 @@ def _common_view(spec: SandboxSpec, files: Mapping[str, int]) -> list[str]:
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     if not spec.image and _interpreter():
         path = f"{path}:{_interpreter()[0]}/bin"
-    for name, value in {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb"}.items():
+    for name, value in {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "SHELL": "/bin/bash", "TERM": "dumb"}.items():
         view += ["--setenv", name, value]
     read_only = ["/proc", "/dev"] if spec.image else ["/proc", "/dev", "/"]
     return view + [text for place in read_only for text in ("--remount-ro", place)]
