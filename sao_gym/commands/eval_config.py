@@ -29,7 +29,7 @@ class TasksConfig:
         alias="env",
     )
     tasks: str | None = setting(
-        None, help="task file (.jsonl or .parquet), or hf:owner/name of a Hub data set", alias="tasks"
+        None, help="task file (.jsonl, .parquet or .csv), or hf:owner/name of a Hub data set", alias="tasks"
     )
     columns: str | None = setting(
         None, help="columns of --tasks, where they are named otherwise: prompt=question,answer=gold", alias="columns"
