@@ -6,7 +6,8 @@ Run: python benchmarks/sandboxes.py [--backends local docker] [--image NAME] [--
 same sandbox; `one_shot_ms` is a sandbox for one command alone: start, run, close. `local` runs over this machine's own
 /usr, or over the unpacked root folder `--root`; `docker` needs an engine and `--image` with bash, coreutils and awk.
 The last line is one JSON object. `ok`: every backend that ran adds at most 5 ms to a command, and sixteen of it side by side
-made no error. A backend that cannot run here is named with the reason.
+made no error; that is for a quiet machine, and `load` says whether it was one. A backend that cannot run here is named with
+the reason.
 """
 
 import argparse
