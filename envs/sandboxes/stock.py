@@ -23,6 +23,8 @@ from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
 from sao_gym.errors import DeadlineError, SandboxDiskError, SandboxError
 from sao_gym.protocols import Clock
 
+LATELY, OFTEN = 32, 3
+"""Of the last so many that were taken, a spec must have been so many to be started ahead of demand."""
 CLOSED = "this pool of sandboxes is closed"
 Result = TypeVar("Result")
 
@@ -46,6 +48,7 @@ async def within(work: Awaitable[Result], seconds: float, clock: Clock) -> Resul
 class _Shelf:
     """Sandboxes of one spec: those that stand ready, how many are being started, and who waits for one."""
 
+    name: str
     spec: SandboxSpec
     users: int = 0
     ready: deque[ShellSandbox] = field(default_factory=deque)
@@ -72,6 +75,7 @@ class Stock:
         self._backend, self._settings, self._clock, self._tally = backend, settings, clock, tally
         self._free_disk = free_disk
         self._boots = asyncio.Semaphore(settings.boots)
+        self._asked: deque[str] = deque(maxlen=LATELY)
         self._shelves: dict[str, _Shelf] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -83,13 +87,16 @@ class Stock:
         return sum(len(shelf.ready) for shelf in self._shelves.values())
 
     def prepare(self, spec: SandboxSpec) -> None:
-        """Start ahead of demand for `spec`; those of other specs make room."""
-        self._refill(self._shelf(spec))
+        """Start ahead of demand for `spec`, now and from now on; those of other specs make room."""
+        shelf = self._shelf(spec)
+        self._asked += [shelf.name] * OFTEN
+        self._refill(shelf)
 
     async def take(self, spec: SandboxSpec) -> ShellSandbox:
         """A sandbox of `spec` that answers. Raises as `SandboxPool.lease`."""
         shelf = self._shelf(spec)
         shelf.users += 1
+        self._asked.append(shelf.name)
         try:
             return await self._take(shelf)
         finally:
@@ -127,7 +134,7 @@ class Stock:
         """The shelf of a spec; a label is one episode's, and a sandbox that waits has none yet."""
         plain = replace(spec, label="", env=dict(sorted(spec.env.items())))
         self._shelves = {name: shelf for name, shelf in self._shelves.items() if not shelf.is_empty}
-        return self._shelves.setdefault(repr(plain), _Shelf(plain))
+        return self._shelves.setdefault(repr(plain), _Shelf(repr(plain), plain))
 
     async def _take(self, shelf: _Shelf) -> ShellSandbox:
         while shelf.ready:
@@ -187,7 +194,9 @@ class Stock:
         return sum(max(shelf.spare, 0) for shelf in self._shelves.values())
 
     def _refill(self, shelf: _Shelf) -> None:
-        """Start ahead of demand for the spec that was asked for last."""
+        """Start ahead of demand for the spec that was asked for last, if that is asked for often."""
+        if self._asked.count(shelf.name) < OFTEN:
+            return
         while not self.is_closed and shelf.spare < self._settings.warm:
             if self._spare >= self._settings.warm:
                 other = next((each for each in self._shelves.values() if each is not shelf and each.ready), None)

@@ -141,6 +141,20 @@ async def test_a_sandbox_of_another_kind_makes_room() -> None:
         assert not await backend.boxes[0].is_alive()
 
 
+async def test_only_a_spec_that_comes_often_is_started_ahead_of_demand() -> None:
+    backend = Faulty()
+    async with pool_of(backend, settings=replace(COLD, warm=1)) as pool:
+        for number in range(4):
+            lease = await pool.lease(replace(SPEC, env={"TASK": str(number)}))
+            await lease.close()
+        assert backend.calls == 4
+        for _ in range(3):
+            lease = await pool.lease(SPEC)
+            await lease.close()
+        await until(lambda: pool.metrics.ready == 1)
+        assert backend.calls == 4 + 3 + 1
+
+
 async def test_a_start_that_is_under_way_serves_who_asks_first() -> None:
     backend = Faulty()
     backend.gate.clear()
@@ -361,6 +375,7 @@ async def test_close_ends_every_sandbox_and_every_wait() -> None:
     marker = str(uuid.uuid4().int)[:12]
     backend = Faulty()
     async with pool_of(backend, size=2, settings=replace(COLD, warm=1)) as pool:
+        pool.prepare(SPEC)
         leases = [await pool.lease(SPEC) for _ in range(2)]
         for lease in leases:
             await lease.exec(f"sleep 1000.{marker} & (setsid sh -c 'sleep 1000.{marker}; :' & exit 0)")
