@@ -123,7 +123,7 @@ class E2BSandbox:
                     batch += self._requests.get_nowait()
                 with translated():
                     await self._shell.send_stdin(bytes(batch))
-        except SandboxError as error:
+        except (SandboxError, SandboxUnavailableError) as error:
             self._channel.feed_end(f"a sandbox ended by itself: {error}")
 
     async def _watch(self) -> None:
@@ -131,7 +131,7 @@ class E2BSandbox:
         try:
             with translated():
                 await self._shell.wait()
-        except SandboxError as error:
+        except (SandboxError, SandboxUnavailableError) as error:
             self._channel.feed_end(f"a sandbox ended by itself: {error}")
         else:
             self._channel.feed_end("a sandbox ended by itself")

@@ -174,6 +174,7 @@ class SandboxPool:
         await finish(_wait(self._closing))
 
     async def _close(self) -> None:
+        self._stock.is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)

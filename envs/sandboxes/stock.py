@@ -79,6 +79,9 @@ class Stock:
         self._shelves: dict[str, _Shelf] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
+        self._takers = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.is_closed = False
 
     @property
@@ -96,11 +99,16 @@ class Stock:
         """A sandbox of `spec` that answers. Raises as `SandboxPool.lease`."""
         shelf = self._shelf(spec)
         shelf.users += 1
+        self._takers += 1
+        self._idle.clear()
         self._asked.append(shelf.name)
         try:
             return await self._take(shelf)
         finally:
             shelf.users -= 1
+            self._takers -= 1
+            if not self._takers:
+                self._idle.set()
 
     def check(self) -> None:
         """Raises SandboxError when this stock is closed."""
@@ -124,6 +132,7 @@ class Stock:
             for turn in shelf.waiting:
                 if not turn.done():
                     turn.set_exception(SandboxError(CLOSED))
+        await self._idle.wait()
         boxes = [box for shelf in self._shelves.values() for box in shelf.ready]
         self._shelves = {}
         await asyncio.gather(*(self.end(box) for box in boxes), *self._ending)
