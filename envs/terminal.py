@@ -102,6 +102,7 @@ class TerminalEnv(ToolEnv):
         self._sandboxes: SandboxSource = sandboxes or self.make_sandboxes(1, backend=backend)
         self._box: ShellSandbox | None = None
         self._said: TerminalTask | None = None
+        self._carried: Tree | None = None
 
     @classmethod
     def make_sandboxes(cls, size: int, *, backend: str = "local") -> SharedSandboxes:
@@ -110,29 +111,29 @@ class TerminalEnv(ToolEnv):
 
     async def _get_box(self) -> ShellSandbox:
         if self._box is None:
-            raise ConfigError("the sandbox of this episode was given back; call reset() first")
+            raise SandboxError("the sandbox of this episode is gone")
         return self._box
 
     async def setup(self, task: Task) -> None:
         """Start the episode's sandbox and put the task's folder in. Raises TaskFileError, SandboxError."""
         super().setup(task)
-        self._said = TerminalTask.of(task, self._folders)
+        self._said, self._carried = TerminalTask.of(task, self._folders), None
         await on_background(self._begin(self._said))
 
     async def _begin(self, said: TerminalTask) -> None:
         self._box = await self._sandboxes.lease(self._spec(said, self.task.id))
-        await self._put(self._box, said.tree, said.workdir)
+        if problem := await self._put(self._box, said.tree, said.workdir):
+            raise SandboxError(f"a task's files could not be put into a sandbox: {problem}")
 
     def _spec(self, said: TerminalTask, label: str) -> SandboxSpec:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", label)[:60]
         return SandboxSpec(image=said.image or self._image, workdir=said.workdir, label=name, limits=self._limits)
 
-    async def _put(self, box: ShellSandbox, tree: Tree, workdir: str) -> None:
-        """Unpack a tree in the work folder. Raises SandboxError."""
+    async def _put(self, box: ShellSandbox, tree: Tree, workdir: str) -> str:
+        """Unpack a tree in the work folder; says why it cannot be there, or nothing. Raises SandboxError."""
         data = await asyncio.to_thread(tar_of, tree)
         done = await box.exec(UNPACK, cwd=workdir, timeout_s=PACK_S, stdin=data)
-        if done.exit_code:
-            raise SandboxError(f"a task's files could not be put into a sandbox: {last_words(done)}")
+        return last_words(done) if done.exit_code else ""
 
     @staticmethod
     def demonstrate(task: Task) -> tuple[Message, ...]:
@@ -147,19 +148,19 @@ class TerminalEnv(ToolEnv):
         return await on_background(self._grade())
 
     async def _grade(self) -> Score:
-        said, box = self._said, await self._get_box()
+        said, box = self._said, self._box
         if said is None:
             raise ConfigError("there is no episode to grade; call reset() first")
-        packed = await self._packed(box, said)
-        if isinstance(packed, str):
-            return Score(value=0.0, passed=False, detail=packed, method="check")
-        carried = await asyncio.to_thread(prepared, packed, said)
-        if carried is None:
-            return Score(value=0.0, passed=False, detail="the work folder could not be unpacked", method="check")
-        if not said.check.in_place:
+        carried = await self._carry(said)
+        if isinstance(carried, str):
+            return Score(value=0.0, passed=False, detail=carried, method="check")
+        if box is None or not said.check.in_place:
             await self._end()  # first, so that one place is enough
             box = self._box = await self._sandboxes.lease(self._spec(said, f"{self.task.id}-check"))
-        await self._put(box, carried, said.workdir)
+        if problem := await self._put(box, carried, said.workdir):  # the task's own files could be put in
+            return Score(
+                value=0.0, passed=False, detail=f"the work folder cannot be carried: {problem}", method="check"
+            )
         result = await box.exec(
             said.check.command,
             cwd=said.workdir,
@@ -168,6 +169,16 @@ class TerminalEnv(ToolEnv):
             stdin=said.check.stdin.encode("utf-8", "surrogateescape"),
         )
         return verdict(result, said)
+
+    async def _carry(self, said: TerminalTask) -> Tree | str:
+        """What is checked, or why there is nothing; kept, as a budget may cut a check short and ask again."""
+        if self._carried is None:
+            packed = await self._packed(await self._get_box(), said)
+            made = packed if isinstance(packed, str) else await asyncio.to_thread(prepared, packed, said)
+            if isinstance(made, str):
+                return made
+            self._carried = made
+        return self._carried
 
     async def _packed(self, box: ShellSandbox, said: TerminalTask) -> bytes | str:
         """The work folder as an archive, or why the agent left none; everything that it left running is ended."""
@@ -211,12 +222,12 @@ class TerminalEnv(ToolEnv):
             await on_background(self._sandboxes.close())
 
 
-def prepared(packed: bytes, said: TerminalTask) -> Tree | None:
-    """What the check sees of an agent's work folder; None for an archive that is none."""
+def prepared(packed: bytes, said: TerminalTask) -> Tree | str:
+    """What the check sees of an agent's work folder; a sentence for an archive that is none."""
     try:
         work = read_tar(packed)
     except (tarfile.TarError, ValueError, OSError, EOFError):
-        return None
+        return "the work folder could not be unpacked"
     dropped = (*said.protect, *COMPILED)
     original = {place: entry for place, entry in said.tree.items() if matches(place, said.protect)}
     put = laid_over(original, said.check.tree)

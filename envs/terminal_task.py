@@ -61,7 +61,7 @@ class Check:
     tree: Tree = field(default_factory=dict)
     stdin: str = ""
     expect: str = ""
-    timeout_s: float = 300.0
+    timeout_s: float = 200.0
     in_place: bool = False
 
 
@@ -104,7 +104,7 @@ class TerminalTask:
 def _check(where: str, given: Mapping[str, Any], folders: Path | None) -> Check:
     where = f"{where}, check"
     _refuse_unknown(where, given, ("command", "files", "folder", "stdin", "expect", "timeout_s", "in_place"))
-    timeout_s = given.get("timeout_s", 300.0)
+    timeout_s = given.get("timeout_s", 200.0)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise TaskFileError(f"{where}: timeout_s must be a number of seconds above 0, got {timeout_s!r}")
     expect = _typed(where, given, "expect", str, "")

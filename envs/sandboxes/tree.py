@@ -9,12 +9,14 @@ Example:
     True
 """
 
+import gzip
 import hashlib
 import io
 import os
 import posixpath
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -77,20 +79,19 @@ def tar_of(tree: Tree, *, compress: bool = False) -> bytes:
             else:
                 member.size = len(entry.data)
             archive.addfile(member, io.BytesIO(entry.data or b""))
-    if not compress:
-        return out.getvalue()
-    import gzip
-
-    return gzip.compress(out.getvalue(), mtime=0)
+    return gzip.compress(out.getvalue(), mtime=0) if compress else out.getvalue()
 
 
 def read_tar(data: bytes) -> Tree:
-    """What of an archive stays inside its folder. Raises tarfile.TarError, ValueError, OSError, EOFError if it is none."""
+    """What of an archive, not compressed, stays inside its folder; never larger than the archive itself.
+
+    Raises tarfile.TarError, ValueError, OSError, EOFError if it is none.
+    """
     made: dict[str, Entry] = {}
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as archive:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
             place = safe_path(member.name)
-            if place is None:
+            if place is None or member.issparse() or member.size > len(data):
                 continue
             if member.issym() and _stays_inside(place, member.linkname):
                 made[place] = Entry(link=member.linkname)
@@ -146,8 +147,8 @@ def read_pack(path: Path, sha256: str) -> Tree:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise TaskFileError(f"the packed folder {path} is not the one that its task was made with; make the task again")
     try:
-        return read_tar(data)
-    except (tarfile.TarError, ValueError, OSError, EOFError) as error:
+        return read_tar(gzip.decompress(data))
+    except (tarfile.TarError, ValueError, OSError, EOFError, zlib.error) as error:
         raise TaskFileError(f"the packed folder {path} cannot be unpacked: {error}") from error
 
 

@@ -38,7 +38,7 @@ The task is appended to FILE.jsonl, and the folder is packed beside it (FILE.fil
   --expect REGEX       what the check's output must hold beside exit code 0, e.g. '^OK$'; code under test that ends its own
                        process with 0 would pass without it
   --id ID              the task's name (default: the folder's, with a number if it is taken)
-  --timeout SECONDS    what one check may take (default 300)
+  --timeout SECONDS    what one check may take (default 200)
   --backend NAME       local (default), docker, e2b or package.module:function
   --image NAME         image, template or root folder that has what the check needs (default: the backend's own)
 
@@ -118,7 +118,7 @@ def read_wanted(options: Options) -> Wanted:
         raise ConfigError(
             f"--hidden {options.all('hidden')[0]!r} names no file of {folder}; give a pattern such as 'tests/hidden/*'"
         )
-    check: dict[str, Any] = {"command": given["check"], "timeout_s": _seconds(given["timeout"] or "300")}
+    check: dict[str, Any] = {"command": given["check"], "timeout_s": _seconds(given["timeout"] or "200")}
     return Wanted(
         task_id=_free_id(given["id"], folder, out),
         prompt=_instruction(given["instruction"]),

@@ -61,7 +61,7 @@ def test_a_run_with_the_local_engine(tmp_path: Path) -> None:
     assert all(step["rows"] == 4 for step in metrics(run))
 
 
-@pytest.mark.parametrize("words", [("--rollout-only",), ("--eval-every", "1")])
+@pytest.mark.parametrize("words", [("--rollout-only",), ("--evaluation.every", "1")])
 def test_where_a_script_cannot_speak_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]
 ) -> None:

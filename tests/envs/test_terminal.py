@@ -193,6 +193,20 @@ def test_a_cut_message_ends_the_episode_and_is_graded(boxes: SharedSandboxes) ->
     env.close()
 
 
+async def test_a_check_that_a_budget_cuts_short_is_run_again(boxes: SharedSandboxes) -> None:
+    env = TerminalEnv([task(command="sleep 1; python3 -m unittest test_calc")], sandboxes=boxes)
+    await env.reset_async(seed=0)
+    await env.step_async(act(MEND))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.7):
+            await env.step_async("Done.")
+    score = await env.finish_async("wall_clock")
+    assert score is not None
+    assert score.value == 1.0, score.detail
+    await env.close_async()
+    assert not boxes._leases
+
+
 def test_the_turns_share_one_shell(boxes: SharedSandboxes) -> None:
     env = TerminalEnv([task()], sandboxes=boxes)
     env.reset(seed=0)

@@ -1,5 +1,6 @@
 """A folder's content on its way in and out of a sandbox: nothing names a place outside, whoever packed it."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -50,6 +51,20 @@ def test_what_leads_out_stays_behind() -> None:
         ("./a/b", tarfile.REGTYPE, ""),
     )
     assert read_tar(packed) == {"in": Entry(link="a/b"), "a/b": Entry(b"x")}
+
+
+def test_an_archive_cannot_grow() -> None:
+    """Of a program that the agent put in the place of tar: sparse files, sizes beyond the data, compression."""
+    huge = tarfile.TarInfo("huge")
+    huge.size = 1 << 40
+    sparse = tarfile.TarInfo("sparse")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+    head = sparse.tobuf(tarfile.PAX_FORMAT)
+    assert read_tar(head + b"0\n".ljust(512, b"\0") + b"\0" * 1024) == {}
+    with pytest.raises(tarfile.TarError):
+        read_tar(huge.tobuf() + b"\0" * 2048)
+    with pytest.raises(tarfile.TarError):
+        read_tar(gzip.compress(archive(("a", tarfile.REGTYPE, ""))))
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b broken", archive(("a", tarfile.REGTYPE, ""))[:100]])
