@@ -103,7 +103,7 @@ async def kill_from_outside(env: TerminalEnv, delay_s: float) -> None:
     """Kill what the episode's sandbox is, without a word to who holds it."""
     await asyncio.sleep(delay_s)
     lease = env._box
-    box: Any = getattr(lease, "_box", None)
+    box: Any = getattr(lease, "box", None)
     if box is None:
         return
     process = getattr(box, "_process", None)

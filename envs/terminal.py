@@ -106,8 +106,8 @@ class TerminalEnv(ToolEnv):
 
     @classmethod
     def make_sandboxes(cls, size: int, *, backend: str = "local") -> SharedSandboxes:
-        """Sandboxes to be shared by many environments of this kind, at most `size` side by side."""
-        return SharedSandboxes(size, backend=backend)
+        """Sandboxes to be shared by many environments of this kind, at most `size` in use and one more in readiness."""
+        return SharedSandboxes(size, backend=backend, warm=int(size > 1))
 
     async def _get_box(self) -> ShellSandbox:
         if self._box is None:

@@ -175,7 +175,7 @@ def test_a_sandbox_that_dies_is_an_error_and_never_0(boxes: SharedSandboxes) -> 
     env = TerminalEnv([task()], sandboxes=boxes)
     env.reset(seed=0)
     env.step(act("true"))
-    run_blocking(env._box._box.close())  # type: ignore[union-attr]
+    run_blocking(env._box.box.close())  # type: ignore[union-attr]
     with pytest.raises(SandboxError):
         env.step("Done.")
     env.close()
@@ -204,7 +204,7 @@ async def test_a_check_that_a_budget_cuts_short_is_run_again(boxes: SharedSandbo
     assert score is not None
     assert score.value == 1.0, score.detail
     await env.close_async()
-    assert not boxes._leases
+    assert boxes.metrics.leased == boxes.metrics.leaks == 0
 
 
 def test_the_turns_share_one_shell(boxes: SharedSandboxes) -> None:
@@ -229,7 +229,7 @@ def test_many_episodes_share_places_and_leave_nothing(boxes: SharedSandboxes) ->
         return list(await asyncio.gather(*(one(number) for number in range(8))))
 
     assert asyncio.run(all_of_them()) == [0.0, 1.0] * 4
-    assert not boxes._leases
+    assert boxes.metrics.leased == boxes.metrics.leaks == 0
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
     own = [line for line in listed.splitlines() if line.split()[0] == str(os.getpid()) and "bwrap" in line]
     assert len(own) == 0, own

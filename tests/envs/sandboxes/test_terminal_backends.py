@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -34,8 +33,8 @@ class Place:
 
 
 @pytest.fixture
-async def place(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    image, workdir = "", "/workspace"
+async def place(backend: str, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    image = ""
     if backend == "local_root":
         image = str(request.getfixturevalue("root_folder"))
     elif backend == "docker":
@@ -46,9 +45,8 @@ async def place(backend: str, request: pytest.FixtureRequest, tmp_path: Path) ->
         image = docker_image.IMAGE
     elif backend == "e2b":
         request.getfixturevalue("e2b_service")
-        workdir = str(tmp_path / "work")  # the stand-in's sandboxes have the files of this machine
     boxes = SharedSandboxes(2, backend=backend.removesuffix("_root"))
-    yield Place(boxes, image, task_of(BUG, workdir))
+    yield Place(boxes, image, task_of(BUG, "/workspace"))
     await on_background(boxes.close())
 
 
@@ -85,4 +83,4 @@ async def test_gold_is_1_and_empty_and_garbage_are_0(place: Place) -> None:
         made = await episode(place, turns)
         assert made.score is not None
         assert (made.score.value, made.score.passed) == (value, value == 1.0), made.score.detail
-    assert not place.boxes._leases
+    assert place.boxes.metrics.leased == place.boxes.metrics.leaks == 0
