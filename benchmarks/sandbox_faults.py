@@ -101,6 +101,8 @@ def left_over(backend: str) -> set[str]:
 
 async def kill_from_outside(env: TerminalEnv, delay_s: float) -> None:
     """Kill what the episode's sandbox is, without a word to who holds it."""
+    while env._box is None:
+        await asyncio.sleep(0.01)
     await asyncio.sleep(delay_s)
     lease = env._box
     box: Any = getattr(lease, "box", None)

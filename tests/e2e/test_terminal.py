@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,64 @@ def test_a_run_with_the_local_engine(tmp_path: Path) -> None:
     )
     assert [step["step"] for step in metrics(run)] == [1, 2]
     assert all(step["rows"] == 4 for step in metrics(run))
+
+
+def test_a_killed_trainer_leaves_no_sandbox_and_its_run_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    words = ["--env", "terminal", "--engine", "scripted", "--steps", "4", "--checkpoint.every", "1", "--out", str(run)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "sao_gym.train", *words], cwd=ROOT, env=environment)
+    held: set[int] = set()
+    until = time.monotonic() + 200
+    while time.monotonic() < until and process.poll() is None:
+        held |= below(process.pid)
+        if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text().count("\n") >= 2:
+            break
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert held, "it had sandboxes"
+    until = time.monotonic() + 5
+    while any(alive(pid) for pid in held) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not [pid for pid in held if alive(pid)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sao_gym.train", "--resume", str(run)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = metrics(run)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    rows = [row for file in sorted((run / "trajectories").iterdir()) for row in read_trajectories(file)]
+    assert len({row.uid for row in rows}) == len(rows) == 16, "each episode was trained once"
+
+
+def below(pid: int) -> set[int]:
+    """Sandboxes that a process has started, and what runs in them."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if entry.name.isdigit():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {child for child in found - {pid} if b"bwrap" in words_of(child)}
+
+
+def words_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive(pid: int) -> bool:
+    return b"bwrap" in words_of(pid)
 
 
 @pytest.mark.parametrize("words", [("--rollout-only",), ("--evaluation.every", "1")])
