@@ -215,9 +215,9 @@ def measured(options: argparse.Namespace) -> int:
     print(dict(sorted(ended.items())), flush=True)
     killed = killed_trainers(options)
     until = time.monotonic() + GONE_S
-    reap(options.backend)
     while (left := left_over(options.backend) - before) and time.monotonic() < until:
         time.sleep(0.1)
+        reap(options.backend)  # not only once: what a killed one held takes a moment to end
     once = sorted(seen) == list(range(options.episodes)) and ended.total() == options.episodes
     undisturbed = sum(count for how, count in ended.items() if how.startswith("none"))
     record = {
