@@ -134,7 +134,7 @@ def test_the_head_in_chunks_gives_the_same_numbers(make_policy, make_batch, monk
         logprobs.square().sum().backward()
         results.append((logprobs.detach(), entropy, policy.get_input_embeddings().weight.grad.clone()))
     for whole, cut in zip(*results, strict=True):
-        np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))  # sums cancel
 
 
 def test_an_empty_micro_batch_keeps_every_parameter_in_the_graph(make_policy):
