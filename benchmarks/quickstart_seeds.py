@@ -117,7 +117,9 @@ def blanked(run: Path) -> float:
     words = ("--model", str(checkpoint / "actor"), "--env", "arithmetic", "--limit", "256", "--max-turns", "6")
     budget = ("--max-tokens", "48", "--out", str(out), "--env.options", '{"blank_tool_results": true}')
     run_command("sao_gym.eval", *words, *budget)
-    return float(json.loads((out / "results.json").read_text())["benchmarks"]["arithmetic-heldout"]["summary"]["success"])
+    return float(
+        json.loads((out / "results.json").read_text())["benchmarks"]["arithmetic-heldout"]["summary"]["success"]
+    )
 
 
 def main() -> None:
