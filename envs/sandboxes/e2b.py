@@ -26,6 +26,7 @@ from sao_gym.protocols import ExecResult
 
 LIFETIME_S = 300
 """How long a sandbox lives that nobody prolongs; it is prolonged three times in that time."""
+KILL_S = 15.0
 BATCH_BYTES = 1 << 20
 SHORTEST_PAUSE_S = 0.001
 CLOSED = "this sandbox is closed"
@@ -226,12 +227,21 @@ class E2BSandbox:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._machine is not None:
-                with translated():
-                    await self._machine.kill()
+                await self._kill()
         finally:
             if self._starting is not None:
                 with suppress(Exception):
-                    await (await self._starting).disconnect()
+                    async with asyncio.timeout(KILL_S):
+                        await (await self._starting).disconnect()
+
+    async def _kill(self) -> None:
+        """Twice if need be: a connection that a broken-off download has blocked must not keep a sandbox alive."""
+        try:
+            with translated():
+                await self._machine.kill(request_timeout=KILL_S)
+        except SandboxError:
+            with translated():
+                await self._machine.kill(request_timeout=KILL_S)
 
     async def __aenter__(self) -> "E2BSandbox":
         return self
