@@ -30,9 +30,10 @@ from typing import Any
 
 from contention import Contention, measure
 
-from sao_gym.commands.composition import Run, new_folder, opened
+from sao_gym.commands.composition import Run, opened
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import dump, find_preset, resolve
+from sao_gym.runfolder import new_folder
 from sao_gym.statistics import wilson_interval
 from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
 from sao_gym.trainer.loop import Training

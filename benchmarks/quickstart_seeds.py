@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from sao_gym.commands.composition import new_folder, opened
+from sao_gym.commands.composition import opened
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.commands.quickstart import Gain, read_gain
 from sao_gym.config import dump, find_preset, resolve
 from sao_gym.jsonl import read_jsonl
+from sao_gym.runfolder import new_folder
 from sao_gym.statistics import wilson_interval
 from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
 from sao_gym.trainer.loop import Training

@@ -17,7 +17,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +115,23 @@ class RunFolder:
         """Drop the metrics of steps after `step`, and a line that was cut short: they belong to a lost timeline."""
         kept = [record for record in self.read_metrics() if record.get("step", 0) <= step]
         write_whole(self.file(METRICS), "".join(json.dumps(record) + "\n" for record in kept))
+
+
+@contextmanager
+def new_folder(path: Path, *, drafts: Sequence[str] = ()) -> Iterator[RunFolder]:
+    """A new folder, held; one that never came to hold a run is taken away again, with `drafts` if they lie in it."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    folder = RunFolder.create(path)
+    try:
+        yield folder
+    finally:
+        if not folder.file(CONFIG).exists():
+            for name in (*drafts, LOCK):
+                folder.file(name).unlink(missing_ok=True)
+            for made in missing if not any(path.iterdir()) else ():
+                with suppress(OSError):  # somebody else put something there meanwhile
+                    made.rmdir()
+        folder.close()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ the run folder says that it holds a run.
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version as package_version
@@ -33,7 +33,7 @@ from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.protocols import Chat, Engine, Task, TaskSet
 from sao_gym.rollout import EnvPool, Episode, white_box
-from sao_gym.runfolder import CONFIG, LOCK, MANIFEST, RunFolder
+from sao_gym.runfolder import MANIFEST, RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimizers
 from sao_gym.trainer.config import TrainConfig
@@ -66,23 +66,6 @@ class Run:
     critic_origin: str
     start_hash: str
     heldout: Heldout | None
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[RunFolder]:
-    """A new run folder; one that never came to hold a run is taken away again."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    folder = RunFolder.create(path)
-    try:
-        yield folder
-    finally:
-        if not folder.file(CONFIG).exists():
-            folder.file(LEDGER_FILE).unlink(missing_ok=True)
-            folder.file(LOCK).unlink(missing_ok=True)
-            for made in missing if not any(path.iterdir()) else ():
-                with suppress(OSError):  # somebody else put something there meanwhile
-                    made.rmdir()
-        folder.close()
 
 
 @contextmanager

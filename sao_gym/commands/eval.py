@@ -15,7 +15,7 @@ from sao_gym.commands.eval_config import EvalConfig, resolve_eval
 from sao_gym.commands.presets import EVAL_PRESETS
 from sao_gym.config import changes, help_text, preset_names
 from sao_gym.errors import ConfigError, RunFolderError
-from sao_gym.runfolder import CONFIG, LOCK, RunFolder
+from sao_gym.runfolder import CONFIG, LOCK, RunFolder, new_folder
 
 FREE = ("out", "concurrency")
 """Settings that a resumed evaluation may change: they decide no result."""
@@ -93,7 +93,7 @@ def _new(words: Options) -> int:
     if resolved.config.out is None:
         return asyncio.run(run_new(resolved, protocol, None))
     _refuse_used(Path(resolved.config.out))
-    with RunFolder.create(Path(resolved.config.out)) as folder:
+    with new_folder(Path(resolved.config.out)) as folder:
         return asyncio.run(run_new(resolved, protocol, folder))
 
 

@@ -26,7 +26,7 @@ from sao_gym.demonstrations import content_hash
 from sao_gym.errors import ConfigError
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.parquet import write_trajectories
-from sao_gym.runfolder import RunFolder
+from sao_gym.runfolder import RunFolder, new_folder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.config import EngineConfig, EnvConfig, ModelConfig, RolloutConfig
 from sao_gym.trainer.critic import critic_from_model, save_critic
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     )
     torch.set_num_threads(resolved.config.threads)
     policy = load_policy(resolved.config.model.path or "")
-    with RunFolder.create(Path(resolved.config.out)) as folder:
+    with new_folder(Path(resolved.config.out)) as folder:
         _run(resolved, policy, folder)
 
 

@@ -38,7 +38,7 @@ from sao_gym.own_chat import OwnChat
 from sao_gym.parquet import read_trajectories
 from sao_gym.policy_loading import byte_tokenizer
 from sao_gym.protocols import Chat, Task
-from sao_gym.runfolder import RunFolder
+from sao_gym.runfolder import RunFolder, new_folder
 from sao_gym.stream import Trajectory
 from sao_gym.tokenizer import train_tokenizer
 from sao_gym.trainer.config import EngineConfig, EnvConfig, ModelConfig, RolloutConfig
@@ -151,7 +151,7 @@ def main(argv: list[str]) -> None:
     preset = options.value("preset")
     resolved = resolve(SftConfig, preset=find_preset(SFT_PRESETS, preset) if preset else None, overrides=options.rest)
     torch.set_num_threads(resolved.config.threads)
-    with RunFolder.create(Path(resolved.config.out)) as folder:
+    with new_folder(Path(resolved.config.out)) as folder:
         asyncio.run(_run(resolved, folder))
 
 

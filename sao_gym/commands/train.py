@@ -14,7 +14,7 @@ from sao_gym.commands.base import Options, run_command, take_options
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
 from sao_gym.errors import ConfigError, RunFolderError
-from sao_gym.runfolder import CONFIG, RunFolder, default_path
+from sao_gym.runfolder import CONFIG, RunFolder, default_path, new_folder
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
 FIXED = ("seed", "env.", "group_size")
@@ -147,7 +147,7 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
         require_batch(Path(source), resolved.config.batch_size)
     evaluates = not options.has("rollout-only") and source is None
     with (
-        composition.new_folder(path) as folder,
+        new_folder(path, drafts=(composition.LEDGER_FILE,)) as folder,
         composition.opened(resolved.config, folder, evaluates=evaluates) as run,
     ):
         folder.write_config(dump(resolved))
