@@ -5,7 +5,8 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-SPECIAL := slow or docker or sglang or openhands or gpu
+ALONE := docker or sglang or openhands or gpu or alone
+SPECIAL := slow or $(ALONE)
 
 .PHONY: quickstart test test-machine lint types fast install
 .DEFAULT_GOAL := test
@@ -36,4 +37,5 @@ fast: install
 
 # Exit code 5 says that no test was selected, which is no failure here.
 test-machine: install
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m "$(SPECIAL)" || test $$? -eq 5
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 -m "slow and not ($(ALONE))" || test $$? -eq 5
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m "$(ALONE)" || test $$? -eq 5

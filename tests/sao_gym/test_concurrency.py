@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_many_episodes_wait_side_by_side() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "benchmarks/concurrency.py", "--widths", "10", "300", "--episodes", "900"]

@@ -360,6 +360,7 @@ async def test_answers_that_never_end(answers: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("answers", [MONSTERS, ENDLESS])
 async def test_sixteen_answers_that_never_end(answers: tuple[str, ...]) -> None:
     """Case GR-08."""
@@ -369,6 +370,7 @@ async def test_sixteen_answers_that_never_end(answers: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_sixteen_answers_that_never_end_from_threads() -> None:
     """Case GR-08, from worker threads."""
     start = time.monotonic()
