@@ -297,7 +297,11 @@ async def test_sixteen_side_by_side(start: Start) -> None:
 async def test_many_commands_leave_no_zombie(box: ShellSandbox) -> None:
     for _ in range(30):
         await box.exec("(setsid true & exit 0); true & true")
-    assert (await box.exec("grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")).stdout == "0\n"
+    # One that has just ended may not have been waited for yet; two looks never see the same one.
+    looks = [await box.exec("grep -l '^State:.Z' /proc/[0-9]*/status; sleep 0.2") for _ in range(2)]
+    first, second = (set(look.stdout.split()) for look in looks)
+    assert not first & second
+    assert len(first) <= 2
     assert await box.is_alive()
 
 
