@@ -16,9 +16,9 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from sao_gym.envs.sandboxes.channel import ShellChannel, driver_argv
+from sao_gym.envs.sandboxes.channel_sandbox import ChannelSandbox
 from sao_gym.envs.sandboxes.docker_engine import DockerEngine
 from sao_gym.envs.sandboxes.docker_plan import container
 from sao_gym.envs.sandboxes.docker_stream import AttachedStream
@@ -33,7 +33,7 @@ IDLE_LOOKS = 5
 """One look in so many where no command runs."""
 
 
-class DockerSandbox:
+class DockerSandbox(ChannelSandbox):
     """A started container; see `ShellSandbox`. Make one with `await DockerSandbox.start(engine, spec)`."""
 
     def __init__(self, engine: DockerEngine, spec: SandboxSpec, name: str) -> None:
@@ -85,9 +85,9 @@ class DockerSandbox:
         self._channel.feed_end(self._over or reason)
 
     @property
-    def spec(self) -> SandboxSpec:
-        """What was asked for."""
-        return self._spec
+    def channel(self) -> ShellChannel:
+        """The shell inside."""
+        return self._channel
 
     @property
     def name(self) -> str:
@@ -119,32 +119,12 @@ class DockerSandbox:
             finally:
                 self._running = None
 
-    async def read(self, path: str) -> bytes:
-        """Bytes of a file inside. Raises SandboxError if it cannot be read."""
-        return await self._channel.read(path)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file inside, with the folders above it. Raises SandboxError if that cannot be done."""
-        await self._channel.write(path, data)
-
-    async def is_alive(self) -> bool:
-        """Whether the container's shell answers now; never raises."""
-        return await self._channel.ping()
-
     async def close(self) -> None:
         """End every process inside and remove the container; idempotent."""
         if not self._closing.is_set():
             self._over = self._over or "this sandbox is closed"
             self._closing.set()
             await finish(self._remove())
-
-    async def __aenter__(self) -> "DockerSandbox":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _remove(self) -> None:
         self._channel.feed_end(self._over)

@@ -11,18 +11,17 @@ Example:
 
 import asyncio
 import posixpath
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from sao_gym.envs.sandboxes.channel import STDERR, STDOUT, ShellChannel
+from sao_gym.envs.sandboxes.channel_sandbox import ChannelSandbox
 from sao_gym.envs.sandboxes.e2b_service import create, sdk, start_command, translated
 from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.output import BoundedOutput
 from sao_gym.envs.sandboxes.spec import SandboxSpec
 from sao_gym.errors import SandboxError, SandboxUnavailableError
-from sao_gym.protocols import ExecResult
 
 LIFETIME_S = 300
 """How long a sandbox lives that nobody prolongs; it is prolonged three times in that time."""
@@ -32,7 +31,7 @@ SHORTEST_PAUSE_S = 0.001
 CLOSED = "this sandbox is closed"
 
 
-class E2BSandbox:
+class E2BSandbox(ChannelSandbox):
     """A started sandbox; see `ShellSandbox`. Make one with `await E2BSandbox.start(spec)`, in one event loop."""
 
     def __init__(self, spec: SandboxSpec, lifetime_s: int) -> None:
@@ -149,9 +148,9 @@ class E2BSandbox:
     # ---- calls
 
     @property
-    def spec(self) -> SandboxSpec:
-        """What was asked for."""
-        return self._spec
+    def channel(self) -> ShellChannel:
+        """The shell inside."""
+        return self._channel
 
     @property
     def sandbox_id(self) -> str:
@@ -165,18 +164,6 @@ class E2BSandbox:
             "Memory and CPU time are bounded by the template, not by memory_bytes and cpus.",
             "One file is bounded by disk_bytes; all files together by the template.",
         )
-
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        """See `ShellSandbox.exec`."""
-        return await self._channel.exec(command, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin)
 
     async def read(self, path: str) -> bytes:
         """Bytes of a file inside. Raises SandboxError if it cannot be read or is larger than file_bytes."""
@@ -208,17 +195,13 @@ class E2BSandbox:
     def _place(self, path: str) -> str:
         return posixpath.join(self._spec.workdir, path)
 
-    async def is_alive(self) -> bool:
-        """Whether the shell inside answers now; never raises."""
-        return await self._channel.ping()
-
     # ---- the end
 
     async def close(self) -> None:
         """End the sandbox with every process inside; idempotent. Raises SandboxError if the service does not say so."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        await finish(_wait(self._closing))
+        await finish(self._closing)
 
     async def _close(self) -> None:
         self._channel.feed_end(CLOSED)
@@ -243,14 +226,6 @@ class E2BSandbox:
             with translated():
                 await self._machine.kill(request_timeout=KILL_S)
 
-    async def __aenter__(self) -> "E2BSandbox":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
 
 class _FileCall:
     """Around one call for a file: the SDK's errors become SandboxError with the path and the reason."""
@@ -269,7 +244,3 @@ class _FileCall:
         is_missing = isinstance(error, sdk().NotFoundException)
         said = "No such file or directory" if is_missing else " ".join(str(error).split()) or type(error).__name__
         raise SandboxError(f"{self._path!r} in a sandbox could not be {self._verb} ({said})") from error
-
-
-async def _wait(task: "asyncio.Task[None]") -> None:
-    await task

@@ -1,11 +1,12 @@
 """Work that must come to its end even when whoever waits for it is cancelled: closing, killing, giving back."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable
+from typing import Self
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
+async def finish(work: Awaitable[None]) -> None:
     """Await `work` to its end; a cancellation that arrives meanwhile is passed on afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -19,3 +20,17 @@ async def finish(work: Coroutine[Any, Any, None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+class Closing(ABC):
+    """Something to be closed at the end, also by `async with`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything back; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()

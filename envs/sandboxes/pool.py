@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from sao_gym.clock import SystemClock
 from sao_gym.envs.sandboxes.backends import Backend
-from sao_gym.envs.sandboxes.finish import finish
+from sao_gym.envs.sandboxes.finish import Closing, finish
 from sao_gym.envs.sandboxes.lease import Held, Lease
 from sao_gym.envs.sandboxes.pool_records import PoolMetrics, PoolSettings, Tally
 from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
@@ -31,7 +31,7 @@ from sao_gym.errors import ConfigError, DeadlineError, SandboxError
 from sao_gym.protocols import Clock
 
 
-class SandboxPool:
+class SandboxPool(Closing):
     """Leases sandboxes of a backend, which it owns; all methods belong to one event loop.
 
     `free_disk` says how many bytes are free, where the settings' folder is not what to ask.
@@ -171,7 +171,7 @@ class SandboxPool:
         """End every sandbox, leased ones too, and close the backend; idempotent."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        await finish(_wait(self._closing))
+        await finish(self._closing)
 
     async def _close(self) -> None:
         self._stock.is_closed = True
@@ -181,13 +181,3 @@ class SandboxPool:
         held = [self._over(held, CLOSED) for held in [*self._held]]
         await asyncio.gather(self._stock.close(), *held, *self._ending)
         await self._backend.close()
-
-    async def __aenter__(self) -> "SandboxPool":
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-
-async def _wait(task: "asyncio.Task[None]") -> None:
-    await task

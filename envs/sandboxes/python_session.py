@@ -14,11 +14,10 @@ import asyncio
 import os
 import warnings
 from dataclasses import replace
-from types import TracebackType
 
 from sao_gym.envs.sandboxes.box import Box, MissingModuleError, Reply
 from sao_gym.envs.sandboxes.bubblewrap import BoxPlan, can_wall, find_bwrap
-from sao_gym.envs.sandboxes.finish import finish
+from sao_gym.envs.sandboxes.finish import Closing, finish
 from sao_gym.envs.sandboxes.limits import CellResult, Guarantees, SandboxLimits
 from sao_gym.envs.sandboxes.output import join_cut
 from sao_gym.envs.sandboxes.seccomp import filter_program
@@ -86,7 +85,7 @@ def _with_note(text: str, note: str) -> str:
     return f"{text}{separator}{note}\n"
 
 
-class PythonPool:
+class PythonPool(Closing):
     """At most `size` boxes, started when first needed and used again.
 
     `preload` names modules that each box imports once, so that a session has them at the price of a fork;
@@ -196,14 +195,6 @@ class PythonPool:
         boxes = [*self._idle, *self._leased]
         self._idle.clear()
         await finish(_close_all(boxes))
-
-    async def __aenter__(self) -> "PythonPool":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 async def _close_all(boxes: list[Box]) -> None:
