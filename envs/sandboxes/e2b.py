@@ -117,7 +117,7 @@ class E2BSandbox(ChannelSandbox):
 
     async def _post(self) -> None:
         try:
-            while True:
+            while self._closing is None:  # a request to the service may swallow the cancellation that `close` sends
                 batch = bytearray(await self._requests.get())
                 while len(batch) < BATCH_BYTES and not self._requests.empty():
                     batch += self._requests.get_nowait()
@@ -137,7 +137,7 @@ class E2BSandbox(ChannelSandbox):
             self._channel.feed_end("a sandbox ended by itself")
 
     async def _prolong(self) -> None:
-        while True:
+        while self._closing is None:
             await asyncio.sleep(self._lifetime_s / 3)
             with (
                 suppress(SandboxError, SandboxUnavailableError),
@@ -207,7 +207,8 @@ class E2BSandbox(ChannelSandbox):
         self._channel.feed_end(CLOSED)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:  # what the service does not answer must not keep the sandbox alive
+            await asyncio.wait(self._tasks, timeout=KILL_S)
         try:
             if self._machine is not None:
                 await self._kill()

@@ -143,6 +143,29 @@ async def test_close_ends_the_sandbox_at_the_service(e2b_service: StandIn) -> No
     assert not folder.exists()
 
 
+async def test_close_ends_though_a_request_swallows_its_cancellation(
+    e2b_service: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await E2BSandbox.start()
+    send, under_way = box._shell.send_stdin, asyncio.Event()
+
+    async def answered_just_then(data: bytes) -> None:
+        await send(data)
+        under_way.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    monkeypatch.setattr(box._shell, "send_stdin", answered_just_then)
+    asking = asyncio.ensure_future(box.is_alive())
+    await under_way.wait()
+    async with asyncio.timeout(10):
+        await box.close()
+    await asking
+    assert box.sandbox_id not in e2b_service.machines
+
+
 async def test_a_sandbox_is_prolonged_while_it_is_held_and_ends_by_itself_when_it_is_not(e2b_service: StandIn) -> None:
     box = await E2BSandbox.start(lifetime_s=1)
     name = box.sandbox_id
