@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sandbox_backends import processes_with, wait_until_gone
 
 from sao_gym.envs.sandboxes import python_session
 from sao_gym.envs.sandboxes.local import PythonPool, PythonSession, SandboxLimits, SyncPythonPool
@@ -32,23 +33,6 @@ async def pool() -> AsyncIterator[PythonPool]:
 @pytest.fixture
 async def session(pool: PythonPool) -> PythonSession:
     return await pool.lease()
-
-
-def processes_with(marker: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if marker.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
-def wait_until_gone(marker: str, seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while processes_with(marker) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert processes_with(marker) == []
 
 
 def sleeper(marker: str) -> str:
@@ -179,7 +163,7 @@ async def test_timeout_ends_the_whole_tree(session: PythonSession) -> None:
     result = await session.run(code, timeout_s=1.5)
     assert result.timed_out
     assert result.output.startswith("left\n")
-    wait_until_gone(marker)
+    wait_until_gone(marker, 5.0)
     assert (await session.run("'alive'")).output == "'alive'\n"
 
 
@@ -192,7 +176,7 @@ async def test_background_child_lives_on_until_the_session_ends(session: PythonS
     assert time.monotonic() - start < 5
     assert processes_with(marker)
     await session.close()
-    wait_until_gone(marker)
+    wait_until_gone(marker, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +379,7 @@ async def test_cancelled_cell_leaves_nothing_and_the_box_is_used_again() -> None
         with pytest.raises(SandboxError):
             await first.run("1")
         await first.close()
-        wait_until_gone(marker)
+        wait_until_gone(marker, 5.0)
         second = await pool.lease()
         assert (await second.run("1")).output == "1\n"
 
@@ -463,8 +447,8 @@ asyncio.run(main())
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    wait_until_gone(marker)
-    wait_until_gone(f'"output_bytes": {int(marker[:7], 16)}')
+    wait_until_gone(marker, 5.0)
+    wait_until_gone(f'"output_bytes": {int(marker[:7], 16)}', 5.0)
 
 
 def test_pool_in_a_background_loop_for_plain_callers() -> None:
@@ -508,7 +492,7 @@ async def test_refusal_and_the_unsafe_switch(monkeypatch: pytest.MonkeyPatch, tm
         assert (await session.run("x = 5\nx")).output == "5\n"
         assert (await session.run(sleeper(marker))).output == "left\n"
         assert (await session.run("while True: pass", timeout_s=0.2)).timed_out
-        wait_until_gone(marker)
+        wait_until_gone(marker, 5.0)
         folder = (await session.run("import os; print(os.getcwd())")).output.strip()
         assert Path(folder).is_dir()
         await session.close()
