@@ -21,6 +21,8 @@ from pathlib import Path
 import docker
 import requests
 
+from sao_gym.envs.sandboxes.launch import default_signal
+
 INSTALL = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "-qq", "-y", "--no-install-recommends", "install")
 NETWORK = ("--iptables=false", "--ip6tables=false", "--bridge=none")
 DATA_BYTES = 3 << 30
@@ -115,6 +117,8 @@ def _locked(path: Path) -> Iterator[None]:
 def keep(folder: Path) -> None:
     """Run an engine in `folder` for as long as somebody uses it, then remove every trace of it."""
     _mount_data(folder / "data")
+    for number in set(range(1, 65)) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        default_signal(number)  # what make or nohup left ignored would be so in every container
     with (folder / "engine.log").open("ab") as log:
         engine = subprocess.Popen(_engine_command(folder), stdout=log, stderr=log, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # not before: the engine would inherit it

@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from sao_gym.envs.sandboxes.bubblewrap import find_bwrap
+from sao_gym.envs.sandboxes.launch import default_signal
 
 KEY = "e2b_0000"
 TEMPLATES = ("base", "no-account")
@@ -296,10 +298,26 @@ def error(status: int, message: str) -> Response:
 
 
 @contextmanager
+def no_signal_ignored() -> Iterator[None]:
+    """As on a machine of its own: a sandbox's processes would inherit what make or nohup left ignored here."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    mask = next(int(line.partition(":")[2], 16) for line in lines if line.startswith("SigIgn"))
+    ignored = {number for number in range(1, 65) if mask >> (number - 1) & 1}
+    ignored -= {signal.SIGPIPE, signal.SIGXFSZ}  # by Python, which lets its children have them
+    for number in ignored:
+        default_signal(number)
+    try:
+        yield
+    finally:
+        for number in ignored & signal.valid_signals():
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
 def serving() -> Iterator[StandIn]:
     """The service at an address of this machine, in a thread; it and its sandboxes end with the context."""
     service = StandIn()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with no_signal_ignored(), socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(service.app(), lifespan="off", log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
