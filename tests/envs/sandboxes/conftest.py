@@ -1,10 +1,8 @@
 """A sandbox of each backend, for the tests of what all of them promise."""
 
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,24 +12,6 @@ from sao_gym.envs.sandboxes.spec import SandboxSpec, ShellSandbox
 
 if TYPE_CHECKING:
     from e2b_stand_in import StandIn
-
-
-@pytest.fixture(scope="session")
-def root_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unpacked root file system, made of this Debian's own packages."""
-    if not Path("/var/lib/dpkg").is_dir():
-        pytest.skip("no Debian to make a root folder of")
-    docker_image = pytest.importorskip("docker_image")
-    folder = tmp_path_factory.mktemp("root")
-    folder.chmod(0o755)
-    with tarfile.open(folder / "packed.tar", "w") as archive:
-        docker_image.pack(archive, docker_image.closure(docker_image.PACKAGES) - docker_image.UNUSED)
-    with tarfile.open(folder / "packed.tar") as archive:
-        archive.extractall(folder / "root", filter="fully_trusted")
-    (folder / "packed.tar").unlink()
-    (folder / "root/testbed").mkdir()
-    (folder / "root/testbed/module.py").write_text("x = 1\n")
-    return folder / "root"
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BACKENDS])
