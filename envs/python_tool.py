@@ -13,7 +13,8 @@ Example:
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sao_gym.core import AnswerGrader, ToolEnv
+from sao_gym.core import AnswerGrader
+from sao_gym.envs.leased import LeasedEnv
 from sao_gym.envs.sandboxes.local import CellResult, PythonPool, SandboxLimits
 from sao_gym.errors import ConfigError
 from sao_gym.loops import on_background, run_blocking
@@ -95,12 +96,14 @@ class Sandboxes:
         run_blocking(self.close())
 
 
-class PythonToolEnv(ToolEnv):
+class PythonToolEnv(LeasedEnv):
     """A `ToolEnv` with one tool, `python`.
 
     `sandboxes` is shared and outlives the environment; without it the environment has a box of its own.
     `blank_tool_results` shows the policy nothing of what its code printed: a control experiment.
     """
+
+    _sandboxes: PythonSource
 
     def __init__(
         self,
@@ -115,8 +118,7 @@ class PythonToolEnv(ToolEnv):
     ) -> None:
         super().__init__(tasks, tools=[self.python], grader=grader, max_turns=max_turns, system_prompt=system_prompt)
         self.blank_tool_results = blank_tool_results
-        self._owns_sandboxes = sandboxes is None
-        self._sandboxes = sandboxes or self.make_sandboxes(1, allow_unsafe=allow_unsafe)
+        self._hold(sandboxes, lambda: self.make_sandboxes(1, allow_unsafe=allow_unsafe))
         self._session: PythonSession | None = None
 
     @classmethod
@@ -139,23 +141,7 @@ class PythonToolEnv(ToolEnv):
         result = await self._session.run(code)
         return result.output.removesuffix("\n") or NO_OUTPUT
 
-    async def teardown(self) -> None:
-        """Give the episode's session back."""
-        await on_background(self._end_session())
-
-    async def _end_session(self) -> None:
+    async def _end(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    def close(self) -> None:
-        """End the episode's session, and the box if it is this environment's own; idempotent."""
-        super().close()
-        if self._owns_sandboxes:
-            run_blocking(self._sandboxes.close())
-
-    async def close_async(self) -> None:
-        """`close` for a caller that has other episodes to go on with."""
-        await super().close_async()
-        if self._owns_sandboxes:
-            await on_background(self._sandboxes.close())

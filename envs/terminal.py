@@ -19,17 +19,14 @@ import shlex
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from sao_gym.core import ToolEnv
-from sao_gym.envs.sandboxes.finish import finish
-from sao_gym.envs.sandboxes.shared import SharedSandboxes
-from sao_gym.envs.sandboxes.spec import MIB, SandboxSpec, ShellLimits, ShellSandbox
+from sao_gym.envs.sandboxes.spec import ShellLimits, ShellSandbox
 from sao_gym.envs.sandboxes.tree import Tree, laid_over, matches, read_tar, tar_of
-from sao_gym.envs.scaffolds.shell import Shell, ShellView
+from sao_gym.envs.scaffolds.shell import ShellView
+from sao_gym.envs.shell_env import END_ALL, SandboxSource, ShellEnv, last_words
 from sao_gym.envs.terminal_task import COMPILED, TerminalTask
 from sao_gym.errors import ConfigError, SandboxError, TaskFileError
-from sao_gym.loops import on_background, run_blocking
+from sao_gym.loops import on_background
 from sao_gym.messages import Message, ToolCall
 from sao_gym.protocols import ExecResult, Task, TaskSet
 from sao_gym.stream import Score
@@ -41,40 +38,11 @@ SYSTEM_PROMPT = (
 MAX_TURNS = 50
 PACK_S = 120.0
 SHOWN_CHARS = 2000
-LIMITS = ShellLimits(output_bytes=MIB)
 CHECK_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1", "PYTHONHASHSEED": "0", "CI": "1"}
 UNPACK = "tar -xf - --no-same-owner"
-END_ALL = r"""
-[[ $(</proc/$PPID/stat) =~ \)\ .\ 1\  ]] || exit 0
-for (( pass = 0; pass < 50; pass++ )); do
-  victims=()
-  for p in /proc/[0-9]*; do
-    p=${p#/proc/}
-    [[ $p == 1 || $p == "$$" || $p == "$PPID" ]] && continue
-    [[ $(<"/proc/$p/stat") =~ \)\ [ZX]\  ]] || victims+=("$p")
-  done 2>/dev/null
-  (( ${#victims[@]} )) || exit 0
-  kill -STOP "${victims[@]}" 2>/dev/null
-  (( pass % 3 == 2 )) && kill -KILL "${victims[@]}" 2>/dev/null
-done
-exit 1
-"""
-"""Ends all that runs in a sandbox but the shell that takes commands, where that is process 1 of the sandbox."""
 
 
-class SandboxSource(Protocol):
-    """Where an environment gets its sandboxes. Both methods run on the background loop."""
-
-    async def lease(self, spec: SandboxSpec | None = None) -> ShellSandbox:
-        """Wait for a place and start a sandbox."""
-        ...
-
-    async def close(self) -> None:
-        """End every sandbox; idempotent."""
-        ...
-
-
-class TerminalEnv(ToolEnv):
+class TerminalEnv(ShellEnv):
     """A `ToolEnv` with the tools `bash` and `edit` over a sandbox of its own; see `TerminalTask` for what a task says.
 
     `backend` is local, docker, e2b or `package.module:function`; `sandboxes` is shared and outlives the environment.
@@ -94,25 +62,19 @@ class TerminalEnv(ToolEnv):
         view: ShellView | None = None,
         folders: str | None = None,
     ) -> None:
-        self._shell = Shell(self._get_box, view)
-        super().__init__(tasks, tools=self._shell.tools, max_turns=max_turns, system_prompt=system_prompt)
-        self._image, self._limits = image, limits or LIMITS
+        super().__init__(
+            tasks,
+            backend=backend,
+            max_turns=max_turns,
+            system_prompt=system_prompt,
+            sandboxes=sandboxes,
+            limits=limits,
+            view=view,
+        )
+        self._image = image
         self._folders = Path(folders) if folders else None
-        self._owns_sandboxes = sandboxes is None
-        self._sandboxes: SandboxSource = sandboxes or self.make_sandboxes(1, backend=backend)
-        self._box: ShellSandbox | None = None
         self._said: TerminalTask | None = None
         self._carried: Tree | None = None
-
-    @classmethod
-    def make_sandboxes(cls, size: int, *, backend: str = "local") -> SharedSandboxes:
-        """Sandboxes to be shared by many environments of this kind, at most `size` in use and one more in readiness."""
-        return SharedSandboxes(size, backend=backend, warm=int(size > 1))
-
-    async def _get_box(self) -> ShellSandbox:
-        if self._box is None:
-            raise SandboxError("the sandbox of this episode is gone")
-        return self._box
 
     async def setup(self, task: Task) -> None:
         """Start the episode's sandbox and put the task's folder in. Raises TaskFileError, SandboxError."""
@@ -121,13 +83,9 @@ class TerminalEnv(ToolEnv):
         await on_background(self._begin(self._said))
 
     async def _begin(self, said: TerminalTask) -> None:
-        self._box = await self._sandboxes.lease(self._spec(said, self.task.id))
+        self._box = await self._sandboxes.lease(self._spec(said.image or self._image, said.workdir, self.task.id))
         if problem := await self._put(self._box, said.tree, said.workdir):
             raise SandboxError(f"a task's files could not be put into a sandbox: {problem}")
-
-    def _spec(self, said: TerminalTask, label: str) -> SandboxSpec:
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", label)[:60]
-        return SandboxSpec(image=said.image or self._image, workdir=said.workdir, label=name, limits=self._limits)
 
     async def _put(self, box: ShellSandbox, tree: Tree, workdir: str) -> str:
         """Unpack a tree in the work folder; says why it cannot be there, or nothing. Raises SandboxError."""
@@ -156,7 +114,9 @@ class TerminalEnv(ToolEnv):
             return Score(value=0.0, passed=False, detail=carried, method="check")
         if box is None or not said.check.in_place:
             await self._end()  # first, so that one place is enough
-            box = self._box = await self._sandboxes.lease(self._spec(said, f"{self.task.id}-check"))
+            box = self._box = await self._sandboxes.lease(
+                self._spec(said.image or self._image, said.workdir, f"{self.task.id}-check")
+            )
         if problem := await self._put(box, carried, said.workdir):  # the task's own files could be put in
             return Score(
                 value=0.0, passed=False, detail=f"the work folder cannot be carried: {problem}", method="check"
@@ -200,27 +160,6 @@ class TerminalEnv(ToolEnv):
                 return f"the work folder could not be packed: {error}"
             raise
 
-    async def teardown(self) -> None:
-        """End the episode's sandbox."""
-        await on_background(finish(self._end()))
-
-    async def _end(self) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            await box.close()
-
-    def close(self) -> None:
-        """End the episode's sandbox, and the backend if it is this environment's own; idempotent."""
-        super().close()
-        if self._owns_sandboxes:
-            run_blocking(self._sandboxes.close())
-
-    async def close_async(self) -> None:
-        """`close` for a caller that has other episodes to go on with."""
-        await super().close_async()
-        if self._owns_sandboxes:
-            await on_background(self._sandboxes.close())
-
 
 def prepared(packed: bytes, said: TerminalTask) -> Tree | str:
     """What the check sees of an agent's work folder; a sentence for an archive that is none."""
@@ -260,13 +199,6 @@ def verdict(result: ExecResult, said: TerminalTask) -> Score:
     else:
         return Score(value=1.0, passed=True, detail=f"the check passed: {shown}", method="check")
     return Score(value=0.0, passed=False, detail=f"{why}: {shown}", method="check")
-
-
-def last_words(result: ExecResult) -> str:
-    """The end of what a command said, on one line."""
-    if result.timed_out:
-        return "it took too long"
-    return " ".join((result.stderr or result.stdout).split())[-300:] or f"exit code {result.exit_code}"
 
 
 def apply_patch_command(patch: str) -> str:
