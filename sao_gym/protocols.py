@@ -202,6 +202,38 @@ class Grader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a judge says of a text: whether it is good, which of the labels fits it best, and what is wrong with it.
+
+    `label` is one of those that were asked about, or another word of the judge's where none fits. `judge` is the version
+    of who judged.
+    """
+
+    quality: bool
+    label: str
+    judge: str
+    problems: tuple[str, ...] = ()
+    detail: str = ""
+
+
+class Judge(Protocol):
+    """Reads a text that answers a request, and gives a verdict. It is never told which label is hoped for."""
+
+    @property
+    def version(self) -> str:
+        """What decides its verdicts: kind, model, prompt. Verdicts of two versions are not comparable."""
+        ...
+
+    async def judge(self, request: str, text: str, labels: Sequence[str]) -> Verdict:
+        """Raises GradingError where no verdict can be had, which is no bad verdict; UserError for what ends a run."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; idempotent."""
+        ...
+
+
 @runtime_checkable
 class Chat(Protocol):
     """One model family's way of writing messages as ids, and back."""

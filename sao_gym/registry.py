@@ -79,6 +79,12 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             tasks="sao_gym.tasks.terminal:terminal_tasks",
             description="work in a sandbox with bash and an editor, judged by a check command",
         ),
+        "writing_style": EnvSpec(
+            id="writing_style",
+            entry_point="sao_gym.envs.writing:WritingEnv",
+            tasks="sao_gym.tasks.writing:writing_tasks",
+            description="one request, one answer, one verdict, under a preference for a style that drifts",
+        ),
     }
 )
 GYMNASIUM_IDS: Mapping[str, str] = MappingProxyType(
@@ -86,6 +92,7 @@ GYMNASIUM_IDS: Mapping[str, str] = MappingProxyType(
         "sao_gym/Arithmetic-v0": "arithmetic",
         "sao_gym/PythonMath-v0": "python_math",
         "sao_gym/Terminal-v0": "terminal",
+        "sao_gym/WritingStyle-v0": "writing_style",
     }
 )
 _registered: dict[str, EnvSpec] = {}

@@ -160,7 +160,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         if outcome is None:
             raise ResetNeeded("the episode is not over; step or finish it, or say its outcome")
         problems = getattr(self._below.unwrapped, "call_problems", {})
-        own: dict[str, Any] = {"call_problems": dict(problems)}
+        own: dict[str, Any] = {"call_problems": dict(problems), **getattr(self._below.unwrapped, "episode_info", {})}
         if self._episode.dropped:
             own["dropped_observation_tokens"] = self._episode.dropped
         record = Trajectory(

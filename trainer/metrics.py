@@ -60,7 +60,17 @@ def batch_metrics(batch: Batch, *, credit: Credit, max_staleness: int) -> dict[s
         "time_group_wait_s": batch.group_wait_s,
         "time_ready_s": float(np.mean(batch.ready_s)) if batch.ready_s else 0.0,
         "time_wait_s": batch.wait_s,
+        "signals": signal_means(rows),
     }
+
+
+def signal_means(rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of each figure that the environment recorded of its episodes (`info["signals"]`), over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.info.get("signals", {}).items():
+            found.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def loss_metrics(losses: Losses) -> dict[str, Any]:

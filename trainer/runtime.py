@@ -119,6 +119,7 @@ class Runtime:
         self._failures_in_a_row = 0
         self._is_open = False
         self._departures: dict[int, _Departure] = {}
+        self.trained_rows = ledger.counts().get(RowStatus.TRAINED, 0)
         self.losses = Losses(survival=survival or Survival())
         for group in groups_of(ledger.rows(RowStatus.QUEUED, RowStatus.READY)):
             self._take_up(group)
@@ -189,6 +190,7 @@ class Runtime:
     def finish_batch(self, batch: Batch, step: int) -> None:
         """The batch is in the weights of `step`; its rows leave the outstanding set."""
         self._ledger.set_trained(batch.numbers, step)
+        self.trained_rows += len(batch.numbers)
         self.rule.finish_step()
         for number, trajectory in zip(batch.numbers, batch.trajectories, strict=True):
             self._forget(number)

@@ -77,7 +77,12 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
         stack.callback(lambda: run_blocking(environments.close()))
         if resume:
             _require_same_tasks(folder, environments.tasks)
-        given = open_tasks(config, environments.tasks) if evaluates and config.evaluation.is_asked_for else None
+        _say_contamination(environments.tasks, folder)
+        judging = environments.judging
+        if resume and judging is not None:
+            judging.progress.note_spent(sum(record.get("time_step_s") or 0.0 for record in folder.read_metrics()))
+        asked = evaluates and config.evaluation.is_asked_for
+        given = open_tasks(config, environments.tasks, judging) if asked else None
         if given:
             stack.callback(lambda: run_blocking(given.environments.close()))
         trainee = load_trainee(config, folder.path if resume else None, clock)
@@ -111,7 +116,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
             ledger=ledger,
             learner=learner,
             engine=engine,
-            runtime=_runtime(config, ledger, environments.tasks, engine, pool, state, clock, events, turns),
+            runtime=_runtime(config, ledger, environments, engine, pool, state, clock, events, turns),
             clock=clock,
             tokenizer=trainee.tokenizer,
             events=events,
@@ -138,6 +143,21 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
                 copy=copy,
             ),
         )
+
+
+def contamination_of(tasks: TaskSet) -> str | None:
+    """What a task set knows of a benchmark's tasks among its own, empty if there are none; None if it knows nothing."""
+    said = getattr(tasks, "contamination", None)
+    return said if isinstance(said, str) else None
+
+
+def _say_contamination(tasks: TaskSet, folder: RunFolder) -> None:
+    """In the log and, from here on, in every line of metrics."""
+    caution = contamination_of(tasks)
+    if caution is not None:
+        folder.mark(contaminated=bool(caution))
+    if caution:
+        print(f"CONTAMINATED: {caution}; what this run learns says nothing about that benchmark", flush=True)
 
 
 def _engine(config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack) -> Engine:
@@ -256,7 +276,7 @@ def _critic(config: TrainConfig, model: Any, checkpoint: Path | None) -> tuple[C
 def _runtime(
     config: TrainConfig,
     ledger: Ledger,
-    tasks: TaskSet,
+    environments: Environments,
     engine: Engine,
     pool: EnvPool,
     state: RunState,
@@ -266,6 +286,7 @@ def _runtime(
 ) -> Runtime:
     sampling = training_sampling(config.rollout, engine)
     budget = ErrorBudget(share=config.rollout.failure_share, window=max(32, 8 * config.batch_size))
+    judging = environments.judging
 
     async def run_episode(row: LedgerRow, task: Task, on_version: Any) -> Trajectory:
         episode = Episode(
@@ -276,6 +297,8 @@ def _runtime(
             run_seed=config.seed,
             group_id=None if row.group is None else f"g{row.group}",
         )
+        if judging is not None:
+            judging.progress.note_trained(runtime.trained_rows)
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
             if turns is not None and isinstance(engine, ToldEngine):
                 engine.tell(episode.uid, turns.lines(env, task, row.attempt))
@@ -283,9 +306,9 @@ def _runtime(
         budget.note(done(made).outcome)
         return made
 
-    return Runtime(
+    runtime = Runtime(
         ledger=ledger,
-        order=PromptOrder(tasks, config.seed),
+        order=PromptOrder(environments.tasks, config.seed),
         rule=Outstanding(
             batch_rows=config.batch_size, max_staleness=config.staleness.max_staleness, version=state.version
         ),
@@ -305,6 +328,7 @@ def _runtime(
         ),
         survival=Survival.resumed(state.survival, ledger.counts().get(RowStatus.DROPPED, 0)),
     )
+    return runtime
 
 
 def manifest(run: Run) -> dict[str, Any]:
@@ -322,7 +346,13 @@ def manifest(run: Run) -> dict[str, Any]:
         "critic": run.critic_origin,
         "chat": type(run.chat).__name__,
         "environment": config.env.name,
-        "tasks": {"name": run.tasks.name, "count": len(run.tasks), "hash": run.tasks.content_hash},
+        "tasks": {
+            "name": run.tasks.name,
+            "count": len(run.tasks),
+            "hash": run.tasks.content_hash,
+            **getattr(run.tasks, "facts", {}),
+        },
+        "contaminated": contamination_of(run.tasks),
         "seed": config.seed,
         "ranks": learner.world,
         "device": str(learner.accelerator.device),

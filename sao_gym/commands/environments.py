@@ -1,7 +1,7 @@
 """Environments of one kind for many episodes: they share their tasks, and their sandboxes where they have any."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,6 +16,7 @@ from sao_gym.registry import make, resolve, spec
 class Environments:
     """Makes environments by name. `size`: how many episodes run at a time, hence how many sandboxes they share.
 
+    `judging` is what environments with a judge share: it, and how far training has come; None for others.
     One is made at once, to see that it can be: raises RegistryError, ConfigError, SandboxUnavailableError, TaskFileError.
     """
 
@@ -27,11 +28,13 @@ class Environments:
         make_sandboxes = getattr(kind, "make_sandboxes", None)
         self._sandboxes: Any = None
         if make_sandboxes is not None and "sandboxes" not in options and _accepts(kind, "sandboxes"):
-            taken = [
-                name for name in inspect.signature(make_sandboxes).parameters if name != "size" and name in options
-            ]
-            self._sandboxes = make_sandboxes(size, **{name: options[name] for name in taken})
+            self._sandboxes = make_sandboxes(size, **_taken(make_sandboxes, options))
             self._options["sandboxes"] = self._sandboxes
+        make_judging = getattr(kind, "make_judging", None)
+        self.judging: Any = None if make_judging is None else options.get("judging")
+        self._owns_judging = make_judging is not None and self.judging is None
+        if make_judging is not None and self._owns_judging:
+            self.judging = self._options["judging"] = make_judging(size, **_taken(make_judging, options))
         self.tasks, self.tools = self._read()
 
     def make(self) -> gymnasium.Env[Any, Any]:
@@ -59,9 +62,18 @@ class Environments:
         await session.close()
 
     async def close(self) -> None:
-        """End the shared sandboxes; idempotent. The environments themselves are closed by who made them."""
+        """End the shared sandboxes and judge; idempotent. The environments themselves are closed by who made them."""
         if self._sandboxes is not None:
             await on_background(self._sandboxes.close())
+        if self._owns_judging:
+            await on_background(self.judging.close())
+
+
+def _taken(make_shared: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the environment's options that decide what its environments share."""
+    return {
+        name: options[name] for name in inspect.signature(make_shared).parameters if name != "size" and name in options
+    }
 
 
 def _accepts(kind: Any, name: str) -> bool:

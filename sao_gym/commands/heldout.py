@@ -148,6 +148,7 @@ def _line(found: Evaluated, evaluation: Evaluation, result: HeldoutResult, given
         "episodes": result.episodes,
         "heldout_samples": evaluation.summary.n_samples,
         "heldout_truncated": evaluation.summary.n_truncated,
+        "heldout_methods": _shares(evaluation),
         "heldout_errors": evaluation.summary.n_error,
         "heldout_tasks": given.name,
         "heldout_contaminated": given.is_contaminated,
@@ -157,6 +158,12 @@ def _line(found: Evaluated, evaluation: Evaluation, result: HeldoutResult, given
         "heldout_skipped": found.skipped,
         "heldout_s": evaluation.seconds,
     }
+
+
+def _shares(evaluation: Evaluation) -> dict[str, float]:
+    """Share of the scored samples by how they were judged; of a writing environment's, by the style they are in."""
+    summary = evaluation.summary
+    return {method: count / summary.n_scored for method, count in summary.methods.items()}
 
 
 def _line_without_result(found: Evaluated) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from sao_gym.commands.policy import env_options, heldout_options
 from sao_gym.errors import ConfigError
 from sao_gym.evaluation import take
 from sao_gym.protocols import Task, TaskSet
-from sao_gym.registry import resolve, spec
-from sao_gym.tasks.base import hash_tasks, load_tasks
+from sao_gym.registry import make_tasks, resolve, spec
+from sao_gym.tasks._swe_overlap import are_of_repositories, swe_overlaps
+from sao_gym.tasks.base import hash_tasks
 from sao_gym.tasks.benchmarks import BENCHMARKS, environment_of, load_benchmark
 from sao_gym.tasks.overlap import Overlap, describe_overlaps, find_overlaps
 from sao_gym.trainer.config import EvalConfig, TrainConfig
@@ -66,18 +67,26 @@ class HeldoutTasks:
         }
 
 
-def open_tasks(config: TrainConfig, training: TaskSet) -> HeldoutTasks:
-    """The tasks that `config.evaluation` asks for. Raises ConfigError where there are none, or training shares them."""
+def open_tasks(config: TrainConfig, training: TaskSet, judging: Any = None) -> HeldoutTasks:
+    """The tasks that `config.evaluation` asks for. Raises ConfigError where there are none, or training shares them.
+
+    `judging` is what the training environments share, where they have a judge: the held-out ones share it too.
+    """
     given, size = config.evaluation, config.rollout.max_in_flight
     if not given.has_own_tasks:
-        environments = Environments(config.env.name, heldout_options(config.env), size=size)
+        shared = {} if judging is None else {"judging": judging}
+        environments = Environments(config.env.name, heldout_options(config.env) | shared, size=size)
         tasks = take(environments.tasks, min(given.episodes, len(environments.tasks)))
-        return HeldoutTasks(name=environments.tasks.name, environments=environments, tasks=tasks)
+        # apart by construction, unless the training tasks were named: then the run says so itself, and it is marked here
+        are_swe = are_of_repositories(tasks) and are_of_repositories(training)
+        known = swe_overlaps(tasks, training) if are_swe else ()
+        return HeldoutTasks(name=environments.tasks.name, environments=environments, tasks=tasks, overlaps=known)
     name, options, origin = _named(config)
     environments = Environments(name, options, size=size)
     tasks = take(environments.tasks, min(given.episodes, len(environments.tasks)))
     title = str(given.bench) if "source" in origin else environments.tasks.name
-    overlaps = find_overlaps(tasks, training)
+    are_swe = are_of_repositories(tasks) and are_of_repositories(training)
+    overlaps = swe_overlaps(tasks, training) if are_swe else find_overlaps(tasks, training)
     if overlaps and not given.allow_overlap:
         raise ConfigError(
             f"{describe_overlaps(overlaps, benchmark=title)}; take other tasks, or add --evaluation.allow-overlap to "
@@ -98,7 +107,7 @@ def _named(config: TrainConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
     name = given.bench or config.env.name
     options = dict(given.options) if given.bench else env_options(config.env)
     if given.tasks is not None:
-        return name, {**_without_split(options), "tasks": load_tasks(given.tasks)}, {"file": given.tasks}
+        return name, {**_without_split(options), "tasks": make_tasks(name, tasks=given.tasks)}, {"file": given.tasks}
     return name, _heldout(name, options), {}
 
 
