@@ -40,13 +40,16 @@ ENTRY_POINT_GROUP = "sao_gym.envs"
 class EnvSpec:
     """How an environment is made. `tasks` makes the task set, `grader` judges; references are `module:name` or objects.
 
-    `kwargs` are defaults for the environment or the task factory.
+    `kwargs` are defaults for the environment or the task factory. A task factory with an argument `tasks` reads task files
+    and names of sets itself. `preflight` takes (tasks or None, the environment's options) and returns `preflight.Check`s: what
+    must be there before a run starts, found out without starting anything.
     """
 
     id: str
     entry_point: Reference
     tasks: Reference | None = None
     grader: Reference | None = None
+    preflight: Reference | None = None
     description: str = ""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,11 +107,20 @@ def register(
     entry_point: Reference,
     tasks: Reference | None = None,
     grader: Reference | None = None,
+    preflight: Reference | None = None,
     description: str = "",
     **kwargs: Any,
 ) -> EnvSpec:
     """Give an environment a name. The same again does nothing; raises RegistryError if the name means another one."""
-    made = EnvSpec(id=id, entry_point=entry_point, tasks=tasks, grader=grader, description=description, kwargs=kwargs)
+    made = EnvSpec(
+        id=id,
+        entry_point=entry_point,
+        tasks=tasks,
+        grader=grader,
+        preflight=preflight,
+        description=description,
+        kwargs=kwargs,
+    )
     known = BUILT_IN.get(GYMNASIUM_IDS.get(id, id)) or _registered.get(id)
     if known is not None and known != made:
         raise RegistryError(f"the name {id!r} is taken by {known.entry_point}; choose another")
@@ -168,7 +180,7 @@ def make(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 def make_tasks(name: str, **kwargs: Any) -> TaskSet:
     """The task set alone, e.g. `make_tasks("arithmetic", split="heldout")`. Raises RegistryError, ConfigError."""
     made = spec(name)
-    if "tasks" in kwargs:
+    if "tasks" in kwargs and not _reads(made, kwargs["tasks"]):
         given: TaskSet = _loaded(kwargs["tasks"], kwargs.get("mapping"))
         return given
     if made.tasks is None:
@@ -177,6 +189,11 @@ def make_tasks(name: str, **kwargs: Any) -> TaskSet:
     _refuse_unknown(made, kwargs, accepted, None)
     tasks: TaskSet = _callable(made.tasks, made.id)(**kwargs)
     return tasks
+
+
+def task_options(name: str) -> tuple[str, ...]:
+    """Arguments that `make_tasks` takes for this environment. Raises RegistryError."""
+    return tuple(dict.fromkeys(("tasks", "mapping", *(_task_parameters(spec(name)) or ()))))
 
 
 def resolve(reference: str) -> Any:
@@ -247,18 +264,26 @@ def _task_parameters(made: EnvSpec) -> tuple[str, ...] | None:
 def _with_tasks(made: EnvSpec, arguments: Mapping[str, Any], accepted: tuple[str, ...] | None) -> dict[str, Any]:
     """`arguments` with a task set under `tasks` and without what went into making it."""
     rest = dict(arguments)
-    mapping = rest.pop("mapping", None)
-    if "tasks" in rest:
+    reads = "tasks" in rest and _reads(made, rest["tasks"])
+    if "tasks" in rest and not reads:
+        mapping = rest.pop("mapping", None)
         return {**rest, "tasks": _loaded(rest["tasks"], mapping)}
     takes = _task_parameters(made)
     for_tasks = {
         key: rest.pop(key)
         for key in arguments
-        if key in rest and (takes is None or key in takes) and (accepted is None or key not in accepted)
+        if (takes is None or key in takes) and (accepted is None or key not in accepted or (reads and key == "tasks"))
     }
+    if takes is not None and "mapping" not in takes:
+        rest.pop("mapping", None)
     if made.tasks is None:
         return rest
     return {**rest, "tasks": _callable(made.tasks, made.id)(**for_tasks)}
+
+
+def _reads(made: EnvSpec, tasks: Any) -> bool:
+    """Whether the task factory makes a set of what `tasks` names."""
+    return isinstance(tasks, str | os.PathLike) and "tasks" in (_task_parameters(made) or ())
 
 
 def _loaded(tasks: Any, mapping: Mapping[str, str] | None) -> Any:

@@ -45,6 +45,11 @@ class Benchmark:
     environment: str = "python_math"
 
     @property
+    def is_of_repositories(self) -> bool:
+        """Whether its tasks are issues of repositories, judged by tests."""
+        return self.environment == "swe_verified"
+
+    @property
     def revision(self) -> str | None:
         """The verified revision on the Hub; None until somebody has verified every part."""
         revisions = [place.revision for place in self.hub]
@@ -133,7 +138,7 @@ _LIST = (
         columns=_SWE_COLUMNS,
         graded=("repo", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"),
         samples=1,
-        environment="swe",
+        environment="swe_verified",
     ),
 )
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType({one.name: one for one in _LIST})

@@ -28,6 +28,7 @@ from sao_gym.tasks._fingerprints import aligned, content_hash, differences, stor
 from sao_gym.tasks._repairs import Repair, repaired
 from sao_gym.tasks.base import ListTaskSet, tasks_from_records
 from sao_gym.tasks.hub import Record, read_hub
+from sao_gym.tasks.swe import as_swe_tasks
 from sao_gym.tools import nearest
 
 __all__ = ["BENCHMARKS", "Benchmark", "LoadedBenchmark", "Repair", "environment_of", "find_benchmark", "load_benchmark"]
@@ -125,7 +126,12 @@ def load_benchmark(name: str, *, data: Path | None = None, version: str | None =
     repairs: list[Repair] = []
     given = tasks_from_records(benchmark.name, _mended(benchmark, rows.records, repairs), where=rows.source)
     expected = stored(benchmark.name)
-    tasks = ListTaskSet(benchmark.name, aligned(list(given), expected))
+    named = aligned(list(given), expected)
+    tasks = (
+        as_swe_tasks(benchmark.name, named, rows.source)
+        if benchmark.is_of_repositories
+        else ListTaskSet(benchmark.name, named)
+    )
     found = content_hash(tasks, benchmark.graded)
     return LoadedBenchmark(
         benchmark=benchmark,

@@ -14,14 +14,17 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sao_gym.errors import ConfigError, TaskFileError
+from sao_gym.preflight import reaches
 
 Record = tuple[str, Any]
 """The place of a row, for messages, and what stands there."""
 PREFIX = "hf:"
+HUB = "https://huggingface.co"
 _PATH = re.compile(r"hf:(?P<repo>[^:@]+)(@(?P<revision>[^:@]+))?(:(?P<first>[^:@]+))?(:(?P<second>[^:@]+))?")
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
@@ -80,10 +83,14 @@ def _rows(data: Any) -> Iterator[Record]:
 
 def _load(path: HubPath) -> Any:
     """All splits of a data set, by name."""
-    try:
-        import datasets  # costs seconds, and is an optional extra
-    except ImportError as error:
-        raise ConfigError(f"reading {path} needs the datasets library; install sao-gym[hub], or give a file") from error
+    if find_spec("datasets") is None:
+        raise ConfigError(f"reading {path} needs the datasets library; install sao-gym[hub], or give a file")
+    if not (Path(path.repo).is_dir() or _is_kept(path.repo) or _is_reachable()):
+        raise TaskFileError(  # the library would try for most of a minute before it says so
+            f"cannot read {path}: the Hub does not answer from here, and no copy is kept on this machine; give a local file"
+        )
+    import datasets  # costs seconds, and is an optional extra
+
     try:
         return datasets.load_dataset(path.repo, path.config, revision=path.revision)
     except Exception as error:  # whatever the library, its network client or a broken file raises
@@ -92,6 +99,21 @@ def _load(path: HubPath) -> Any:
             f"cannot read {path} from the Hub ({type(error).__name__}: {reason[:300]}); check the name, or where "
             "there is no way to the Hub give a local file"
         ) from error
+
+
+def _is_kept(repo: str) -> bool:
+    """Whether the library has a copy of this set, under a name much like the set's own."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    plain = re.sub(r"[^a-z0-9]", "", repo.lower())
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return any(re.sub(r"[^a-z0-9]", "", name.lower()) == plain for name in names)
+
+
+def _is_reachable() -> bool:
+    """Whether the Hub, or the proxy that leads there, takes connections."""
+    proxies = (os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    return reaches(next(filter(None, proxies), None) or os.environ.get("HF_ENDPOINT") or HUB)
 
 
 def _split(path: HubPath, splits: Any) -> Any:

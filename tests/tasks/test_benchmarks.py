@@ -172,7 +172,7 @@ def test_every_record_says_what_the_protocol_needs() -> None:
 def test_an_environment_that_is_not_there_is_said() -> None:
     assert environment_of(BENCHMARKS["aime2025"]) == "python_math"
     missing = find_benchmark("swe_verified")
-    with pytest.raises(ConfigError, match=r"'swe_verified' runs in the environment 'swe', which this version does not"):
+    with pytest.raises(ConfigError, match=r"'swe_verified' runs in the environment 'swe_verified', which this version does not"):
         environment_of(missing)
 
 
