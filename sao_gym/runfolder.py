@@ -41,6 +41,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock: int | None = lock
+        self._marks: dict[str, Any] = {}
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -94,9 +95,13 @@ class RunFolder:
         """Keep what the run was made with (versions, hashes, seeds) as `manifest.json`."""
         write_whole(self.file(MANIFEST), json.dumps(_finite(facts), indent=2, allow_nan=False) + "\n")
 
+    def mark(self, **fields: Any) -> None:
+        """Have every line of metrics from here on say this too."""
+        self._marks |= fields
+
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`; numbers that JSON lacks become null."""
-        line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
+        line = (json.dumps(_finite({**record, **self._marks}), allow_nan=False) + "\n").encode()
         descriptor = os.open(self.file(METRICS), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             write_or_undo(descriptor, line, os.fstat(descriptor).st_size)

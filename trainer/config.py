@@ -42,6 +42,12 @@ class EnvConfig:
         alias="tasks",
     )
     options: dict[str, Any] = setting({}, help="keyword arguments for the environment", source="ours")
+    judge_model: str | None = setting(
+        None, help="model that judges, where the environment has a judge behind an API", alias="judge-model"
+    )
+    judge_base: str | None = setting(
+        None, help="URL of the API that judges (OpenAI-compatible)", alias="judge-base"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +57,14 @@ class ModelConfig:
     path: str | None = setting(
         None, help="folder of a transformers checkpoint (or of a .gguf)", source="ours", alias="model"
     )
+    hub: str | None = setting(
+        None, help="checkpoint that a preset is for, by its name on the Hub; said by --dry-run, fetched by nothing"
+    )
     chat: Literal["auto", "own", "renderer", "template"] = setting(
         "auto", help="how messages become ids: auto, own, renderer or template", source="ours"
+    )
+    start: str | None = setting(
+        None, help="imitation preset (sao_gym.sft) that makes a tiny policy first where no model is given"
     )
     describe_tools: bool | None = setting(
         None, help="our own chat lists the tools in the system prompt; unset: as the checkpoint was made"

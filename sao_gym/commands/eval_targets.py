@@ -18,9 +18,9 @@ from sao_gym.commands.eval_config import EvalConfig, TasksConfig
 from sao_gym.errors import ConfigError, RegistryError
 from sao_gym.evaluation import episode_uid, take
 from sao_gym.protocols import Task, TaskSet
-from sao_gym.registry import names, spec
+from sao_gym.registry import make_tasks, names, spec
 from sao_gym.registry import resolve as find_object
-from sao_gym.tasks.base import ListTaskSet, hash_tasks, load_tasks
+from sao_gym.tasks.base import ListTaskSet, hash_tasks
 from sao_gym.tasks.benchmarks import BENCHMARKS, environment_of, load_benchmark
 from sao_gym.tools import nearest
 
@@ -94,7 +94,7 @@ def _plans(config: EvalConfig, recorded: Mapping[str, Recorded]) -> list[_Plan]:
         given = None
         if env.tasks is not None:
             again = next((_again(recorded, known) for known in recorded), None)  # there is but one
-            given = again or load_tasks(env.tasks, env.mapping)
+            given = again or make_tasks(name, tasks=env.tasks, mapping=env.mapping)
         return [_Plan(name=given.name if given else name, env=name, samples=_samples(config, None), tasks=given)]
     return [_bench_plan(config, name, recorded) for name in env.bench]
 

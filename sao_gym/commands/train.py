@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sao_gym.commands.base import Options, run_command, take_options
+from sao_gym.commands.preflight import require_ready, training_checks
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
 from sao_gym.errors import ConfigError, RunFolderError
+from sao_gym.preflight import table
 from sao_gym.runfolder import CONFIG, RunFolder, default_path, new_folder
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
@@ -28,7 +30,7 @@ OWN_OPTIONS = (
     ("--rollout-only", "sample --steps batches with the fixed policy, train nothing"),
     ("--learn-only DIR", "train on the trajectories of DIR, sample nothing"),
     ("--replay RUN", "learn again from the batches of RUN and compare the weights after every step"),
-    ("--dry-run", "resolve and show the configuration, start nothing"),
+    ("--dry-run", "show the configuration and what must be there for it, found or missing; start nothing"),
 )
 
 
@@ -54,13 +56,36 @@ def main(argv: list[str]) -> int | None:
     resolved = _resolved(preset, options.all("config"), options.rest, _rules(options))
     if options.has("dry-run"):
         print(dump(resolved), end="")
+        print("\n# what must be there", *table(training_checks(resolved.config)).splitlines(), sep="\n# ")
         return None
     _require_critic(resolved.config, options)
     _refuse_scripted(resolved.config, options)
+    if _is_first_rank():
+        require_ready(resolved.config)
     name = Path(preset or resolved.config.env.name).stem
     path = Path(options.value("out") or default_path(name, datetime.now(UTC)))
+    if (start := _start_policy(resolved.config, path)) is not None:
+        words = (*options.rest, "--model", str(start))
+        resolved = _resolved(preset, options.all("config"), words, _rules(options))
     _start(resolved, path, options)
     return None
+
+
+def _start_policy(config: TrainConfig, run: Path) -> Path | None:
+    """A tiny policy by imitation, beside the run's folder, where `model.start` says how and no model was given."""
+    if config.model.path is not None or config.model.start is None or config.engine.kind == "scripted":
+        return None
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("model.start makes a policy in one process; make it first (sao_gym.sft) and give it as --model")
+    if run.exists() and any(run.iterdir()):
+        raise RunFolderError(f"{run} is not empty: give a new folder with --out")
+    from sao_gym.commands.sft import main as sft
+
+    start = run.with_name(f"{run.name}-start")
+    print(f"-- no --model was given: imitation first (sao_gym.sft --preset {config.model.start})", flush=True)
+    if sft(["--preset", config.model.start, "--out", str(start), "--seed", str(config.seed)]):
+        raise ConfigError(f"the imitation that model.start = {config.model.start} asks for failed: see above")
+    return start
 
 
 def _replay(run: Path, argv: Sequence[str]) -> int:

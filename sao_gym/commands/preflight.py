@@ -1,0 +1,181 @@
+"""What `sao_gym.train` looks at before it starts: model, memory, engine, tasks, disk, and the environment's own checks.
+
+Nothing of torch is imported, nothing is downloaded, and nothing takes longer than a few seconds: where something is missing,
+a person hears it at once, all of it together, with the command that brings each thing.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sao_gym.errors import ConfigError, SaoGymError
+from sao_gym.model_size import folder_parameters, known_parameters
+from sao_gym.preflight import Check, gib, table
+from sao_gym.protocols import TaskSet
+from sao_gym.registry import make_tasks, resolve, spec, task_options
+from sao_gym.trainer.config import TrainConfig
+
+OPTIMIZER_BYTES, WEIGHT_BYTES = 12, 4
+"""Per parameter: AdamW's two moments and a gradient; a float32 weight."""
+
+
+def require_ready(config: TrainConfig) -> None:
+    """Where the environment has checks of its own and anything is missing, show all of them and raise ConfigError."""
+    if spec(config.env.name).preflight is None:
+        return
+    checks = training_checks(config)
+    if missing := [one for one in checks if one.is_missing]:
+        print(table(checks), flush=True)
+        listed = "; ".join(f"{one.name}: {one.remedy}" for one in missing)
+        raise ConfigError(f"{len(missing)} thing{'s are' if len(missing) > 1 else ' is'} missing ({listed})")
+
+
+def training_checks(config: TrainConfig) -> list[Check]:
+    """Every check of a training run."""
+    parameters = parameters_of(config)
+    checks = [
+        model_check(config),
+        memory_check(config, parameters),
+        engine_check(config),
+        disk_check(config, parameters),
+    ]
+    tasks, about_tasks = tasks_check(config)
+    return [*checks, about_tasks, *_own_checks(config, tasks)]
+
+
+def _own_checks(config: TrainConfig, tasks: TaskSet | None) -> Sequence[Check]:
+    try:
+        reference = spec(config.env.name).preflight
+        hook = resolve(reference) if isinstance(reference, str) else reference
+        own: Sequence[Check] = hook(tasks, _options(config)) if hook is not None else ()
+    except SaoGymError as error:
+        return [Check.missing("environment", str(error), "--env NAME")]
+    return own
+
+
+def _options(config: TrainConfig) -> dict[str, Any]:
+    return dict(config.env.options) | ({"tasks": config.env.tasks} if config.env.tasks else {})
+
+
+# -- the model
+
+
+def parameters_of(config: TrainConfig) -> int | None:
+    """How many parameters the policy has, or would have; None where nothing says it."""
+    if config.model.path is not None and Path(config.model.path).is_dir():
+        return folder_parameters(Path(config.model.path))
+    return None if config.engine.kind == "scripted" else known_parameters(config.model.hub)
+
+
+def model_check(config: TrainConfig) -> Check:
+    """Whether there is a checkpoint."""
+    path, hub = config.model.path, config.model.hub
+    place = path or (f"models/{hub.rpartition('/')[2]}" if hub else "DIR")
+    option = "" if path else f"--model {place}"
+    remedy = " and ".join(filter(None, (f"hf download {hub} --local-dir {place}" if hub else "", option)))
+    if path is None and config.engine.kind == "scripted":
+        return Check.ok("model", "a tiny one made from nothing, as the engine is scripted")
+    if path is None:
+        return Check.missing("model", f"none was given{f'; the preset is for {hub}' if hub else ''}", remedy)
+    folder = Path(path)
+    if folder.suffix == ".gguf" and folder.is_file():
+        return Check.ok("model", path)
+    if not folder.is_dir():
+        return Check.missing("model", f"there is no folder {path}", remedy or "--model DIR")
+    if not (folder / "config.json").is_file() and len(list(folder.glob("*.gguf"))) != 1:
+        return Check.missing("model", f"{path} holds no config.json", remedy or "--model DIR")
+    return Check.ok("model", path)
+
+
+# -- memory and disk
+
+
+def training_bytes(parameters: int, config: TrainConfig) -> int:
+    """Weights, gradients and optimiser states of one device, without activations and KV cache.
+
+    Policy and critic hold float32 weights with a gradient and AdamW's moments each (the critic's frozen part needs no more
+    than its weights, and is counted in full); each engine holds one more copy of the weights.
+    """
+    networks = 2 if config.loss.has_critic else 1
+    evaluates = config.evaluation.every is not None and config.evaluation.weights == "copy"
+    return parameters * (networks * (WEIGHT_BYTES + OPTIMIZER_BYTES) + WEIGHT_BYTES * (2 if evaluates else 1))
+
+
+def memory_check(config: TrainConfig, parameters: int | None) -> Check:
+    """Memory of the largest GPU, or of the machine where there is none, against what a run holds."""
+    gpus = gpu_bytes()
+    there = max(gpus) if gpus else _machine_bytes()
+    kind = (
+        f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, the largest with {gib(there)}"
+        if gpus
+        else f"no GPU, {gib(there)} of memory"
+    )
+    if parameters is None:
+        return Check.unknown("memory", f"{kind}; how much is needed is known with the model")
+    needed = training_bytes(parameters, config)
+    found = f"{gib(needed)} needed for {parameters / 1e9:.3g} billion parameters, activations aside; {kind}"
+    if needed > there:
+        return Check.missing(
+            "memory", found, "a smaller --model or a machine with more; weights are not sharded over devices here"
+        )
+    return Check.ok("memory", found)
+
+
+def gpu_bytes() -> list[int]:
+    """Memory of each GPU, from its driver; empty where there is none. ROCm and others are not asked."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return []
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=4, check=True).stdout
+        return [int(line) << 20 for line in said.split()]
+    return []
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def disk_check(config: TrainConfig, parameters: int | None) -> Check:
+    """Room for the checkpoints that a run keeps, and one more while it is written."""
+    free = shutil.disk_usage(Path.cwd()).free
+    if parameters is None:
+        return Check.unknown("disk", f"{gib(free)} free here; how much is needed is known with the model")
+    networks = 2 if config.loss.has_critic else 1
+    needed = (config.checkpoint.keep + 1) * networks * parameters * (WEIGHT_BYTES + 8)
+    found = f"{gib(needed)} needed for {config.checkpoint.keep} checkpoints and one more in the making; {gib(free)} free here"
+    if needed > free:
+        return Check.missing("disk", found, "--out on a larger disk, or a smaller --checkpoint.keep")
+    return Check.ok("disk", found)
+
+
+# -- engine and tasks
+
+
+def engine_check(config: TrainConfig) -> Check:
+    """What samples."""
+    words = {"local": "local: transformers in this process", "scripted": "scripted: says what it is told"}
+    if config.engine.completions is not None and not Path(config.engine.completions).is_file():
+        return Check.missing("engine", f"there is no file {config.engine.completions}", "--engine.completions FILE")
+    return Check.ok("engine", words[config.engine.kind])
+
+
+def tasks_check(config: TrainConfig) -> tuple[TaskSet | None, Check]:
+    """The tasks, where they can be had, and what there is to say about them."""
+    options = _options(config)
+    try:
+        known = task_options(config.env.name)
+        tasks = make_tasks(config.env.name, **{key: value for key, value in options.items() if key in known})
+    except (SaoGymError, OSError) as error:
+        needs_library = str(options.get("tasks", "hf:")).startswith("hf:") and find_spec("datasets") is None
+        remedy = "pip install 'sao-gym[hub]'" if needs_library else "--tasks FILE"
+        return None, Check.missing("tasks", str(error), remedy)
+    caution, left_out = str(getattr(tasks, "contamination", "")), getattr(tasks, "left_out", {})
+    notes = [f"{count} left out, {why}" for why, count in left_out.items()]
+    notes += [f"CONTAMINATED: {caution}"] if caution else []
+    return tasks, Check.ok("tasks", "; ".join([f"{len(tasks)} of {tasks.name}", *notes]))
