@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sao_gym.errors import ConfigError
+from sao_gym.gateway.anthropic_messages import AnthropicMessages
 from sao_gym.gateway.asked import Asked
 from sao_gym.gateway.chat_completions import ChatCompletions
+from sao_gym.gateway.completions import Completions
 from sao_gym.gateway.dialect import Dialect, encoded
 from sao_gym.gateway.refusals import Code, Refusal
+from sao_gym.gateway.responses import Responses
 from sao_gym.gateway.retry import Retry
 from sao_gym.gateway.session import Session
 from sao_gym.gateway.settings import GatewaySettings
@@ -50,7 +53,12 @@ def make_app(sessions: Sessions) -> "Starlette":
         from starlette.routing import Route
     except ImportError as error:
         raise ConfigError("the gateway needs starlette and uvicorn: pip install 'sao-gym[gateway]'") from error
-    dialects: dict[str, Dialect] = {"/chat/completions": ChatCompletions()}
+    dialects: dict[str, Dialect] = {
+        "/chat/completions": ChatCompletions(),
+        "/completions": Completions(),
+        "/responses": Responses(),
+        "/messages": AnthropicMessages(),
+    }
     routes = []
     for prefix in ("/v1", "/s/{secret}/v1", "/s/{secret}/auxiliary/v1"):
         is_auxiliary = "auxiliary" in prefix

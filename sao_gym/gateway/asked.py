@@ -21,7 +21,7 @@ class Asked:
     """What is asked for. `records` and `tools` have OpenAI's form; `prompt` is that of a raw completion.
 
     `sampling` is what the agent wanted: it is recorded, the run's own is in force. `max_tokens` None leaves the length
-    to the budgets.
+    to the budgets. The first `n_instructions` records hold for this request alone.
     """
 
     records: tuple[Record, ...] = ()
@@ -35,6 +35,7 @@ class Asked:
     with_usage: bool = False
     with_logprobs: bool = False
     calls_as_text: bool = False
+    n_instructions: int = 0
     is_auxiliary: bool = False
 
 

@@ -132,7 +132,7 @@ def token_logprobs(node: Node, session: Session) -> list[dict[str, Any]]:
     n = len(sampled.token_ids) - (sampled.stop is StopReason.STOP)
     found = []
     for place in range(n):
-        text = session.chat.decode_action(sampled.token_ids[place : place + 1])
+        text = session.chat.codec.decode(sampled.token_ids[place : place + 1])
         entry = {
             "token": text,
             "logprob": float(sampled.logprobs[place]),

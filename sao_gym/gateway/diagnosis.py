@@ -25,7 +25,10 @@ def reason_of(tree: Tree, heard: Sequence[Heard], tools: bytes, match: Match, *,
     if near is not None and common == len(near.heard):
         if not rest:
             return Reason.REPEATED
-        return Reason.ASSISTANT_EDITED if rest[0].is_assistant else Reason.ASSISTANT_DROPPED
+        if rest[0].is_assistant:
+            return Reason.ASSISTANT_EDITED
+        if not any(_is_answer(message, near) for message in rest):
+            return Reason.ASSISTANT_DROPPED
     if near is not None and _is_other_system(near, heard, match.start, common):
         return Reason.SYSTEM_CHANGED
     return _by_known_answers(tree, heard, match, has_common=common > 0)
@@ -56,14 +59,16 @@ def _is_other_system(near: Node, heard: Sequence[Heard], start: int, common: int
     return bool(after) and ours[: len(after)] == after
 
 
+def _is_answer(message: Heard, node: Node) -> bool:
+    return message.key == node.reply.key or bool(message.call_ids and message.call_ids == node.reply.call_ids)
+
+
 def _by_known_answers(tree: Tree, heard: Sequence[Heard], match: Match, *, has_common: bool) -> Reason:
     said = [(place, message) for place, message in enumerate(heard) if place >= match.start and message.is_assistant]
     for place, message in said:
-        node = tree.by_reply.get(message.key) or next(
-            (tree.by_call_id[name] for name in message.call_ids if name in tree.by_call_id), None
-        )
-        if node is not None:
-            return Reason.HISTORY_CUT if place < node.n_messages else Reason.HISTORY_EDITED
+        places = [node.n_messages for node in tree.answers(message)]
+        if places:
+            return Reason.HISTORY_CUT if place < min(places) else Reason.HISTORY_EDITED
     if said:
         return Reason.UNKNOWN if has_common or match.node is not None else Reason.NEW_CONVERSATION
     return Reason.NEW_CONVERSATION if match.node is None else Reason.FORKED

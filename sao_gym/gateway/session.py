@@ -11,26 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from sao_gym.budgets import Budgets, Limit
-from sao_gym.errors import ConfigError, EngineError, EpisodeError, InvariantError, ModelError
+from sao_gym.errors import EngineError, EpisodeError, InvariantError
+from sao_gym.gateway.allowance import Allowance
 from sao_gym.gateway.asked import Asked
 from sao_gym.gateway.counts import Counts
-from sao_gym.gateway.diagnosis import reason_of
-from sao_gym.gateway.echo import Heard, hear, tools_key
 from sao_gym.gateway.gate import Gate
-from sao_gym.gateway.history import all_in_call_order, in_call_order, read_messages, with_one_system
-from sao_gym.gateway.reasons import Reason
+from sao_gym.gateway.prompts import Prompt, Prompts
 from sao_gym.gateway.refusals import Refusal
 from sao_gym.gateway.retry import Retries, Retry
 from sao_gym.gateway.sampled import TextChat, cut_at
 from sao_gym.gateway.settings import GatewaySettings
-from sao_gym.gateway.shown import show
+from sao_gym.gateway.shown import show, show_text
 from sao_gym.gateway.streams import auxiliary_streams_of, streams_of
-from sao_gym.gateway.tree import Match, Node, Tree
+from sao_gym.gateway.tree import Node, Tree
 from sao_gym.messages import ToolCall
-from sao_gym.openai_format import tool_from_openai
 from sao_gym.protocols import Clock, Engine, Generation, Sampling, request_seed
 from sao_gym.remote_failures import Meaning, read_failure
 from sao_gym.rollout import Episode, require_sound, within
@@ -52,19 +47,6 @@ class EpisodeRecord:
     info: Mapping[str, Any]
     engine_s: float
     admitted_version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """Where a call goes: its parent, the ids that are new, how it hangs there."""
-
-    parent: Node | None
-    heard: tuple[Heard, ...]
-    tools: bytes
-    new_ids: Ids
-    all_ids: Ids
-    reason: Reason
-    match: Match
 
 
 class Session:
@@ -89,19 +71,18 @@ class Session:
         self.settings = settings
         self.chat = chat
         self._engine, self._clock, self._gate = engine, clock, gate
-        self._budgets, self._sampling = budgets, sampling
+        self._sampling = sampling
+        self._allowance = Allowance(budgets, turn_cap=sampling.max_tokens, max_auxiliary=settings.max_auxiliary_calls)
         self._on_version = on_version
         self._admitted_version = engine.version
         self._retries = Retries()
         self._tasks: set[asyncio.Task[Node]] = set()
         self._minted: dict[str, ToolCall] = {}
+        self._prompts = Prompts(chat, self.tree, self._minted)
+        self.threads: dict[str, tuple[Mapping[str, Any], ...]] = {}
         self._asked: list[Mapping[str, Any]] = []
-        self._calls = {True: 0, False: 0}
-        self._turns = 0
-        self._used = 0
+        self._index = 0
         self._engine_s = 0.0
-        self._truncation: TruncationReason | None = None
-        self._is_cut = False
         self._failure: str | None = None
         self._record: EpisodeRecord | None = None
         self._is_closed = False
@@ -109,7 +90,7 @@ class Session:
     @property
     def truncation(self) -> TruncationReason | None:
         """The budget that the agent ran into, None if it got what it last asked for."""
-        return self._truncation
+        return self._allowance.truncation
 
     @property
     def failure(self) -> str | None:
@@ -186,80 +167,65 @@ class Session:
             raise self._over()
         if self._failure is not None:
             raise Refusal.failed(self._failure)
-        if asked.is_auxiliary:
-            if self._calls[True] >= self.settings.max_auxiliary_calls:
-                raise Refusal.budget(f"{self.settings.max_auxiliary_calls} auxiliary calls")
-            return
-        if self._is_cut:
-            raise Refusal.over(f"an answer was cut ({self._truncation})")
-        if self._budgets.max_turns is not None and self._turns >= self._budgets.max_turns:
-            self._truncation = TruncationReason.TURNS
-            raise Refusal.budget(f"{self._budgets.max_turns} turns")
-
-    def _limit(self, asked: Asked, prompt: _Prompt) -> Limit:
-        """What bounds the answer. Raises Refusal where nothing is left."""
-        n = len(prompt.all_ids)
-        per_turn = min(self._sampling.max_tokens, self._budgets.max_tokens_per_turn or self._sampling.max_tokens)
-        wanted = min(per_turn, asked.max_tokens or per_turn)
-        context = self._engine.context_length
-        if n + (wanted if asked.max_tokens else 1) > context:
-            raise self._overflow(asked, n, wanted)
-        bounds = [Limit(wanted, TruncationReason.TURN_TOKENS), Limit(context - n, TruncationReason.CONTEXT)]
-        most = self._budgets.max_tokens_per_episode
-        if most is not None and not asked.is_auxiliary:
-            left = most - self._used - len(prompt.new_ids)
-            if left < 1:
-                self._truncation = TruncationReason.EPISODE_TOKENS
-                raise Refusal.budget(f"{most} tokens")
-            bounds.append(Limit(left, TruncationReason.EPISODE_TOKENS))
-        return min(reversed(bounds), key=lambda limit: limit.max_tokens)
-
-    def _overflow(self, asked: Asked, prompt: int, wanted: int) -> Refusal:
-        if not asked.is_auxiliary:
-            self._truncation = TruncationReason.CONTEXT
-        return Refusal.context(prompt=prompt, asked=wanted, limit=self._engine.context_length)
+        self._allowance.require(is_auxiliary=asked.is_auxiliary)
 
     # One call
 
     async def _sample(self, asked: Asked) -> Node:
-        prompt = self._prompt(asked)
-        limit = self._limit(asked, prompt)
-        index = sum(self._calls.values())
-        request = self._request(asked, limit)
-        self._calls[asked.is_auxiliary] += 1
-        if not asked.is_auxiliary:
-            self._turns += 1
-            self._used += len(prompt.new_ids)
-            if self._turns == 1:
-                self._on_version(self._engine.version)
+        is_auxiliary, allowance = asked.is_auxiliary, self._allowance
+        prompt = self._prompts.of(asked, is_first=not is_auxiliary and not allowance.turns)
+        token_ids = prompt.all_ids
+        limit = allowance.limit(
+            prompt=len(token_ids),
+            new=len(prompt.new_ids),
+            asked=asked.max_tokens,
+            context=self._engine.context_length,
+            is_auxiliary=is_auxiliary,
+        )
+        request = self._request(is_auxiliary, limit)
+        index, self._index = self._index, self._index + 1
+        is_first = not is_auxiliary and not allowance.turns
+        allowance.begin(len(prompt.new_ids), is_auxiliary=is_auxiliary)
+        if is_first:
+            self._on_version(self._engine.version)
         try:
-            generation = await self._generate(asked, prompt, request)
+            generation = await self._generate(token_ids, request, is_auxiliary)
         except Refusal:
-            self._turns -= not asked.is_auxiliary
-            self._used -= 0 if asked.is_auxiliary else len(prompt.new_ids)
+            allowance.give_back(len(prompt.new_ids), is_auxiliary=is_auxiliary)
             raise
-        return self._keep(asked, prompt, limit, index, generation)
+        if is_first and len(generation.versions):
+            self._on_version(int(generation.versions[0]))
+        generation, stop_string = cut_at(self.chat, generation, asked.stop)
+        node = self._node(asked, prompt, index, generation, stop_string)
+        self._keep(node, asked)
+        if not is_auxiliary:
+            allowance.answered(len(generation.token_ids), generation.stop, limit)
+        return node
 
-    def _request(self, asked: Asked, limit: Limit) -> Sampling:
-        number, episode = self._calls[asked.is_auxiliary], self.episode
-        stream = int(asked.is_auxiliary)
+    def _request(self, is_auxiliary: bool, limit: Limit) -> Sampling:
+        number = self._allowance.auxiliary if is_auxiliary else self._allowance.turns
+        episode = self.episode
         return replace(
             self._sampling,
             max_tokens=limit.max_tokens,
             stop_token_ids=self._sampling.stop_token_ids or self.chat.stop_token_ids,
-            seed=request_seed(episode.run_seed, episode.task.id, episode.attempt, stream, number),
+            seed=request_seed(episode.run_seed, episode.task.id, episode.attempt, int(is_auxiliary), number),
         )
 
-    async def _generate(self, asked: Asked, prompt: _Prompt, request: Sampling) -> Generation:
-        name = self.engine_session(asked.is_auxiliary)
+    async def _generate(self, token_ids: Ids, request: Sampling, is_auxiliary: bool) -> Generation:
         start = self._clock.now()
         try:
-            work = self._engine.generate(prompt.all_ids, request, name)
+            work = self._engine.generate(token_ids, request, self.engine_session(is_auxiliary))
             generation = await within(self._clock, self.settings.call_s, work)
         except EngineError as error:
-            if read_failure(400, {}, str(error).encode()).meaning is Meaning.OVERFLOW:
-                raise self._overflow(asked, len(prompt.all_ids), request.max_tokens) from error
-            raise
+            if read_failure(400, {}, str(error).encode()).meaning is not Meaning.OVERFLOW:
+                raise
+            raise self._allowance.overflow(
+                prompt=len(token_ids),
+                asked=request.max_tokens,
+                context=self._engine.context_length,
+                is_auxiliary=is_auxiliary,
+            ) from error
         finally:
             self._engine_s += self._clock.now() - start
         if generation is None:
@@ -267,12 +233,16 @@ class Session:
         require_sound(generation, request)
         return generation
 
-    def _keep(self, asked: Asked, prompt: _Prompt, limit: Limit, index: int, generation: Generation) -> Node:
-        generation, stop_string = cut_at(self.chat, generation, asked.stop)
+    def _node(self, asked: Asked, prompt: Prompt, index: int, generation: Generation, stop_string: str | None) -> Node:
         is_cut = generation.stop in (StopReason.LENGTH, StopReason.ABORT)
-        message = self.chat.parse(generation.token_ids, is_truncated=is_cut)
-        shown = show(message, index=index, cut=is_cut, stop_string=stop_string, as_text=asked.calls_as_text)
-        node = Node(
+        if asked.prompt is None:
+            message = self.chat.parse(generation.token_ids, is_truncated=is_cut)
+            shown = show(message, index=index, cut=is_cut, stop_string=stop_string, as_text=asked.calls_as_text)
+        else:
+            ended = generation.stop is StopReason.STOP
+            said = self.chat.codec.decode(generation.token_ids[: len(generation.token_ids) - ended])
+            shown = show_text(said, cut=is_cut, stop_string=stop_string)
+        return Node(
             index=index,
             parent=prompt.parent,
             heard=prompt.heard,
@@ -281,35 +251,22 @@ class Session:
             generation=generation,
             shown=shown,
             reason=prompt.reason,
-            echo=prompt.match.echo if prompt.parent is not None else None,
+            echo=prompt.echo,
             is_auxiliary=asked.is_auxiliary,
             asked=asked.sampling,
+            text=None if prompt.text is None else prompt.text + shown.content,
+            is_raw=asked.prompt is not None,
             is_cut=is_cut,
         )
+
+    def _keep(self, node: Node, asked: Asked) -> None:
         self.tree.add(node)
-        self._minted.update((call.id, call.sampled) for call in shown.calls)
-        self._count(node, asked)
-        if not asked.is_auxiliary:
-            self._account(node, limit)
-        return node
+        self._minted.update((call.id, call.sampled) for call in node.shown.calls)
+        self._count(node)
+        if asked.sampling not in self._asked and len(self._asked) < 32:
+            self._asked.append(asked.sampling)
 
-    def _account(self, node: Node, limit: Limit) -> None:
-        """What an answer means for the episode."""
-        sampled = node.generation
-        if self._turns == 1 and len(sampled.versions):
-            self._on_version(int(sampled.versions[0]))
-        self._used += len(sampled.token_ids)
-        if not node.is_cut:
-            self._truncation = self._truncation if self._is_cut else None
-            return
-        self._is_cut = True
-        if sampled.stop is StopReason.ABORT:
-            self._truncation = TruncationReason.WALL_CLOCK
-        else:
-            is_full = len(sampled.token_ids) >= limit.max_tokens
-            self._truncation = limit.reason if is_full else TruncationReason.TURN_TOKENS
-
-    def _count(self, node: Node, asked: Asked) -> None:
+    def _count(self, node: Node) -> None:
         counts = self.counts
         if node.is_auxiliary:
             counts.auxiliary_calls += 1
@@ -321,67 +278,6 @@ class Session:
         counts.sampled_tokens += len(node.generation.token_ids)
         counts.prompt_tokens += node.n_prompt
         counts.malformed_calls.update(call.sampled.problem for call in node.shown.calls if call.sampled.problem)
-        if asked.sampling not in self._asked and len(self._asked) < 32:
-            self._asked.append(asked.sampling)
-
-    # Prompts
-
-    def _prompt(self, asked: Asked) -> _Prompt:
-        if asked.prompt is not None:
-            return self._raw_prompt(asked)
-        try:
-            heard, tools = tuple(hear(record) for record in asked.records), tools_key(asked.tools)
-            match = self.tree.match(heard, tools)
-            is_first = not asked.is_auxiliary and not self._turns
-            reason = reason_of(self.tree, heard, tools, match, is_first=is_first)
-            if match.node is not None:
-                new_ids = self._bridge(asked, match)
-                if new_ids is not None:
-                    return _Prompt(
-                        parent=match.node,
-                        heard=heard[match.start :],
-                        tools=tools,
-                        new_ids=new_ids,
-                        all_ids=np.concatenate([match.node.token_ids(), new_ids]),
-                        reason=reason,
-                        match=match,
-                    )
-                reason = Reason.UNBRIDGEABLE
-            ids = self._whole(asked)
-        except (ConfigError, ModelError) as error:
-            raise Refusal.malformed(str(error), "messages") from error
-        return _Prompt(parent=None, heard=heard, tools=tools, new_ids=ids, all_ids=ids, reason=reason, match=Match())
-
-    def _bridge(self, asked: Asked, match: Match) -> Ids | None:
-        """Ids of the new messages after the matched node, None where the chat family cannot write them there."""
-        node = match.node
-        if node is None or not len(node.generation.token_ids):
-            return None
-        said = asked.records[match.start - 1].get("tool_calls") or ()
-        records = in_call_order(asked.records[match.start :], [str(call.get("id")) for call in said])
-        messages = read_messages(records, self._minted)
-        last_id = int(node.generation.token_ids[-1])
-        for form in (messages, with_one_system(messages)):
-            try:
-                return self.chat.bridge(form, last_id=last_id)
-            except ModelError as error:
-                _log.debug("episode %s: %s", self.episode.uid, error)
-        return None
-
-    def _whole(self, asked: Asked) -> Ids:
-        """Ids of a whole conversation. Raises ConfigError, ModelError."""
-        messages = read_messages(all_in_call_order(asked.records), self._minted)
-        tools = [tool_from_openai(tool) for tool in asked.tools]
-        try:
-            return self.chat.prompt(messages, tools)
-        except ModelError:
-            plain = with_one_system(messages)
-            if plain == messages:
-                raise
-            return self.chat.prompt(plain, tools)
-
-    def _raw_prompt(self, asked: Asked) -> _Prompt:
-        raise Refusal.unsupported("raw completions are not served", "prompt")
 
     def engine_session(self, is_auxiliary: bool) -> str:
         """Name of the engine's session: auxiliary calls must not push the agent's prefix out."""
@@ -399,7 +295,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for is_auxiliary in (False, True):
-            if is_auxiliary and not self._calls[True]:
+            if is_auxiliary and not self._allowance.auxiliary:
                 continue
             try:
                 await self._engine.end_session(self.engine_session(is_auxiliary))
@@ -434,6 +330,6 @@ class Session:
             return Outcome.error(self._failure)
         if given is not None and given.is_error and given.reason != AGENT_FAILED:
             return given
-        if self._truncation is not None:
-            return Outcome.truncated(self._truncation)
+        if self.truncation is not None:
+            return Outcome.truncated(self.truncation)
         return given or Outcome.terminated()

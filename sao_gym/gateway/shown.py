@@ -82,6 +82,13 @@ def show(message: Message, *, index: int, cut: bool, stop_string: str | None = N
     )
 
 
+def show_text(text: str, *, cut: bool, stop_string: str | None) -> Shown:
+    """A raw completion."""
+    text = text.partition(stop_string)[0] if stop_string else text
+    finish = Finish.LENGTH if cut else Finish.STOP
+    return Shown(content=_clean(text), reasoning=None, calls=(), finish=finish, stop_string=stop_string)
+
+
 def _before(text: str, stop_string: str | None) -> str:
     return text.partition(stop_string)[0].rstrip() if stop_string else text
 

@@ -31,6 +31,7 @@ _BY_QUALITY = {EchoKind.POSITION: 0, EchoKind.CALL_ID: 1, EchoKind.EXACT: 2, Non
 class Node:
     """One call. `heard` and `prompt_ids` are what is new after `parent`; `asked` is the sampling that the agent asked for.
 
+    A raw completion has no messages and hangs on others by what it begins with; `text` is its prompt and answer.
     `n_messages` and `n_tokens` count along the path, the answer left out of the first and in the second.
     """
 
@@ -45,7 +46,10 @@ class Node:
     echo: EchoKind | None
     is_auxiliary: bool
     asked: Mapping[str, Any]
+    text: str | None = None
+    is_raw: bool = False
     is_cut: bool = False
+    is_followed: bool = False
     is_delivered: bool = False
     n_messages: int = field(init=False)
     n_tokens: int = field(init=False)
@@ -124,20 +128,41 @@ class Tree:
     def __init__(self, *, by_position: bool = False) -> None:
         self.nodes: list[Node] = []
         self.roots: dict[bytes, Branches] = {}
-        self.by_call_id: dict[str, Node] = {}
-        self.by_reply: dict[bytes, Node] = {}
+        self._by_call_id: dict[str, Node] = {}
+        self._by_reply: dict[bytes, list[Node]] = {}
+        self._raw: list[Node] = []
         self._by_position = by_position
 
     def add(self, node: Node) -> None:
         """Insert a call that was answered."""
         self.nodes.append(node)
+        if node.parent is not None:
+            node.parent.is_followed = True
+        if node.is_raw:
+            self._raw.append(node)
+            return
         self.branches_after(node.parent, node.tools).add(node)
-        self.by_reply[node.reply.key] = node
-        self.by_call_id.update((call.id, node) for call in node.shown.calls)
+        self._by_reply.setdefault(node.reply.key, []).append(node)
+        self._by_call_id.update((call.id, node) for call in node.shown.calls)
 
     def branches_after(self, node: Node | None, tools: bytes) -> Branches:
         """What follows `node`; for None the roots with these tools."""
         return self.roots.setdefault(tools, Branches()) if node is None else node.branches
+
+    def answers(self, said: Heard) -> list[Node]:
+        """The nodes whose answer `said` may be, wherever it stands: by its call ids, else by what it says."""
+        named = [self._by_call_id[name] for name in said.call_ids if name in self._by_call_id]
+        return named or self._by_reply.get(said.key, [])
+
+    def longest_text(self, text: str) -> Node | None:
+        """The raw completion with the longest text that `text` begins with."""
+        found = [node for node in self._raw if node.text and text.startswith(node.text)]
+        return max(found, key=lambda node: len(node.text or ""), default=None)
+
+    def longest_ids(self, ids: Ids) -> Node | None:
+        """The raw completion with the longest row of ids that `ids` begins with."""
+        found = [n for n in self._raw if n.n_tokens <= len(ids) and np.array_equal(n.token_ids(), ids[: n.n_tokens])]
+        return max(found, key=lambda node: node.n_tokens, default=None)
 
     def match(self, heard: Sequence[Heard], tools: bytes) -> Match:
         """The deepest node that a request continues."""
