@@ -226,25 +226,29 @@ def write_program(path: Path, code: str) -> None:
 
 
 def copy_package(name: str, site: Path) -> None:
-    """Copy an installed pure-Python package."""
+    """Copy an installed pure-Python package, compiled files too: they hold with the times of their sources."""
     for entry in importlib.metadata.files(name) or ():
-        if ".." in entry.parts or "__pycache__" in entry.parts:
-            continue
-        target = site / entry
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(entry.locate(), target)
+        if ".." not in entry.parts:
+            target = site / entry
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(entry.locate(), target)
 
 
-def git(repository: Path, *arguments: str, text: str | None = None) -> str:
-    """What a git command prints; dates are fixed, so that commits have the same names everywhere."""
+def git(repository: Path, *arguments: str, text: str = "") -> str:
+    """What a git command prints."""
+    return git_bytes(repository, *arguments, data=text.encode()).decode()
+
+
+def git_bytes(repository: Path, *arguments: str, data: bytes = b"") -> bytes:
+    """The same in bytes; dates are fixed, so that commits have the same names everywhere."""
     date = {"GIT_AUTHOR_DATE": "2023-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2023-01-01T00:00:00Z"}
     environment = {**os.environ, **date, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
     done = subprocess.run(
-        ["git", *IDENTITY, *arguments], cwd=repository, env=environment, input=text, text=True, capture_output=True
+        ["git", *IDENTITY, *arguments], cwd=repository, env=environment, input=data, capture_output=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"git {' '.join(arguments)}: {done.stderr}")
+        raise RuntimeError(f"git {' '.join(arguments)}: {done.stderr.decode()}")
     return done.stdout
 
 
