@@ -59,7 +59,7 @@ def _docker(images: Sequence[str] | None, options: Mapping[str, Any]) -> list[Ch
     except (UserError, OSError) as error:
         remedy = START_ENGINE if find_spec("docker") else "pip install 'sao-gym[docker]'"
         count = "" if images is None else f"{len(images)} are needed; "
-        unknown = Check.unknown(IMAGES, f"{count}there is no engine to ask")
+        unknown = Check.unknown(IMAGES, f"{count}there is no engine to ask", pull_command(options))
         return [Check.missing(BACKEND_NAME, str(error), remedy), unknown, Check.unknown(DISK, "no engine to ask")]
 
 

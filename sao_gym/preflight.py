@@ -98,4 +98,6 @@ def reaches(url: str, timeout_s: float = 2.0) -> bool:
 
 def gib(size_bytes: float) -> str:
     """A size for people."""
+    if size_bytes < GIB:
+        return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes < 10 * GIB else f"{size_bytes / GIB:,.0f} GiB"

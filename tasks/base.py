@@ -49,7 +49,7 @@ class ListTaskSet:
         if len(self._index) < len(self._tasks):
             twice = next(task.id for i, task in enumerate(self._tasks) if self._index[task.id] != i)
             raise ConfigError(f"task set {name!r} holds the id {twice!r} twice; ids must differ")
-        self._hash = hash_tasks(self._tasks)
+        self._hash = ""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,8 @@ class ListTaskSet:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over every field of every task, in order."""
+        """SHA-256 over every field of every task, in order; made when it is first asked for."""
+        self._hash = self._hash or hash_tasks(self._tasks)
         return self._hash
 
     def __len__(self) -> int:

@@ -37,6 +37,7 @@ COMMANDS = (
     Entry("explain", "sao_gym.commands.explain:main", "show one trajectory of a run, token by token"),
     Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),
     Entry("tasks", "sao_gym.commands.tasks:main", "make a terminal task out of a folder, a check and a patch"),
+    Entry("swe", "sao_gym.commands.swe:main", "fetch the images that tasks of repositories run in"),
 )
 
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _listing() -> str:
     width = max(len(entry.name) for entry in COMMANDS)
     lines = [f"  {entry.name.ljust(width)}  {entry.about}" for entry in COMMANDS]
-    head = ["usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks)", "", "commands"]
+    head = ["usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks and swe)", "", "commands"]
     return "\n".join([*head, *lines, "", "sao-gym COMMAND --help lists a command's settings."])
 
 

@@ -80,6 +80,8 @@ def model_check(config: TrainConfig) -> Check:
     remedy = " and ".join(filter(None, (f"hf download {hub} --local-dir {place}" if hub else "", option)))
     if path is None and config.engine.kind == "scripted":
         return Check.ok("model", "a tiny one made from nothing, as the engine is scripted")
+    if path is None and config.model.start is not None:
+        return Check.ok("model", f"a tiny one made first, by imitation ({config.model.start})")
     if path is None:
         return Check.missing("model", f"none was given{f'; the preset is for {hub}' if hub else ''}", remedy)
     folder = Path(path)
