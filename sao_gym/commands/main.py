@@ -38,6 +38,9 @@ COMMANDS = (
     Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),
     Entry("tasks", "sao_gym.commands.tasks:main", "make a terminal task out of a folder, a check and a patch"),
     Entry("swe", "sao_gym.commands.swe:main", "fetch the images that tasks of repositories run in"),
+    Entry(
+        "workers", "sao_gym.commands.workers:main", "make the environments of agent programs (openhands, mini, sglang)"
+    ),
 )
 
 
@@ -63,7 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _listing() -> str:
     width = max(len(entry.name) for entry in COMMANDS)
     lines = [f"  {entry.name.ljust(width)}  {entry.about}" for entry in COMMANDS]
-    head = ["usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks and swe)", "", "commands"]
+    head = [
+        "usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks, swe and workers)",
+        "",
+        "commands",
+    ]
     return "\n".join([*head, *lines, "", "sao-gym COMMAND --help lists a command's settings."])
 
 
