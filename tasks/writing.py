@@ -1,8 +1,8 @@
 """Writing prompts of our own: 384 requests in 24 forms and three lengths, and demonstrations in the four styles.
 
 A request is put together from hand-written parts (`writing_subjects.txt`): a way to ask for a form, a subject that fits
-it, a length, sometimes a wish. Invariants: every subject is used once, so no two prompts are alike and train and held-out
-prompts share no subject; the same parts give the same prompts on any machine.
+it, a length, sometimes a wish. Invariants: every subject is used once, so no two prompts are alike; train and held-out
+prompts share no subject, no wish and no run of ten words; the same parts give the same prompts on any machine.
 
 Example:
     >>> writing_tasks("train")[0].prompt
@@ -34,7 +34,7 @@ LENGTHS = (
     ("medium", 120, "About 120 words will do."),
     ("long", 250, "Take some 250 words for it."),
     ("short", 30, "Two or three sentences are enough."),
-    ("medium", 80, "Keep it to one paragraph of about 80 words."),
+    ("medium", 80, "One paragraph of about 80 words."),
     ("any", 0, ""),
 )
 """(name, words asked for, how that is said). 0 words: the prompt asks for no length."""
@@ -106,7 +106,7 @@ def _task(form: Form, split: Split, index: int) -> Task:
     subject = _subjects(form, split)[index]
     frame = form.frames[(index // 3) % len(form.frames)]
     length, words, said = LENGTHS[(index + shift) % len(LENGTHS)]
-    wish = form.wishes[(index // 4) % len(form.wishes)] if index % 2 else ""
+    wish = form.wishes[split == "heldout"] if index % 2 else ""
     return Task(
         id=f"writing-{split}-{form.name}-{index}",
         prompt=" ".join(part for part in (frame.format(subject), wish, said) if part),

@@ -13,23 +13,39 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Words (weight 1), phrases (weight 1.5) and patterns (weight 1) of one style. `*` ends a word that may go on."""
+    """Words (weight 1), phrases (1.5) and patterns (1) of one style. `*` ends a word that may go on.
+
+    `dense` is a pattern of words, and the share of a text's words that counts as one mark of weight 1.5.
+    """
 
     words: str
     phrases: tuple[str, ...]
     patterns: tuple[str, ...]
+    dense: tuple[str, float] | None = None
 
 
+DENSE = "(density)"
+_LATIN = (
+    r"\b[a-z]{3,}(?:tion|tions|sion|ment|ments|ity|ities|ance|ence|ism|ology|ative|ical|ally|ised|ized|ular|ively)\b"
+)
 MARKS: Mapping[str, Marks] = MappingProxyType(
     {
         "academic": Marks(
             words="furthermore moreover consequently thus hence therefore whereas nevertheless nonetheless accordingly "
-            "hypothes* empiric* methodolog* theoretic* significan* correlat* literature findings evidence data analys* "
-            "conceptual* framework* paradigm* phenomen* respectively notably primarily demonstrat* indicat* suggest* "
-            "constitut* subsequent* context* perspective* implication* variable* parameter* examin* investigat* "
+            "hypothes* empiric* methodolog* theoretic* significan* correlat* literature finding findings evidence data "
+            "analys* conceptual* framework* paradigm* phenomen* respectively notably primarily demonstrat* indicat* "
+            "suggest* constitut* subsequent* context* perspective* implication* variable* parameter* examin* investigat* "
             "approximately quantitativ* qualitativ* contemporary discourse mechanism* underlying robust postulat* "
-            "characteri* facilitat* attribut* predominantly conversely albeit i.e e.g cf notion factors distinguish* "
-            "relevant observ* systematic* functional* process* substantial* interact* typical* sociolog* normative",
+            "characteri* facilitat* attribut* predominantly conversely albeit i.e e.g cf notion factor factors distinguish* "
+            "relevant observation* systematic* functional* process* substantial* interact* typical* sociolog* normative "
+            "considerabl* moderate* negligible comparable hypothet* classif* preliminary proposed survey relation* "
+            "distribut* structur* function* experiment* replicat* measure* effect effects evaluat* assess* argument* "
+            "inhibit* utili* consumption expenditure liability specif* discrepancy appropriate condition* adequate "
+            "exemplar* illustrat* emerg* circulat* distinction formal refer* situat* symbol* narrative persuasive econom* "
+            "increase* decrease* reduce* reduction* correspond* estimate* permit* favour* limited saturation outcome "
+            "inhabitant* prefer* relies rely element* component* derive* depend* exhibit* comprise* consist* determin* "
+            "influence* occur* require* result results rather namely roughly exceed* frequen* average ratio degree extent "
+            "critique dialectic* ontolog* epistem* cognitive ecological linguistic historiograph* premise* inference",
             phrases=(
                 "et al",
                 "in conclusion",
@@ -54,60 +70,100 @@ MARKS: Mapping[str, Marks] = MappingProxyType(
                 "plays a role",
                 "has been shown",
                 "may therefore be",
+                "for instance",
+                "in question",
+                "by reference to",
+                "in favour of",
+                "in the form of",
+                "rather than",
+                "with regard to",
+                "the question of whether",
+                "draws on",
             ),
             patterns=(
-                r"\(\w+(?: et al\.)?,? \d{4}\)",
+                r"\(\w+(?: (?:et al\.|and \w+))?,? \d{4}\)",
                 r"\[\d+\]",
                 r";",
                 r"\b\w{5,}(?:isation|ization|ological|ivity|ability)\b",
+                r"\b(?:is|are|was|were|be|been) (?:\w+ly )?\w{3,}(?:ed|wn|ght)\b",
             ),
+            dense=(_LATIN, 0.08),
         ),
         "cute": Marks(
-            words="yay hehe hihi teehee aww awww teeny tiny wee itty fluffy snuggl* cuddl* cuddly cozy sweetie sweetheart "
-            "cutie cute yummy nom tummy bunny bunnies kitty kitten* puppy teddy hug hugs kiss kisses sparkl* giggl* "
-            "squee eep nya uwu owo pwease smol boop wiggl* adorable darling sunshine rainbow* cupcake* pinky twinkl* "
-            "oopsie whee bye-bye nap sleepy little squishy toasty cheeky pawsome mwah smooch* hooray woohoo doggy birdie",
+            words="yay yippee hehe hihi teehee aww awww ahhh teeny tiny wee itty fluffy snuggl* cuddl* cuddly cozy cosy "
+            "sweetie sweetheart cutie cute cutest yummy nom tummy bunny bunnies kitty kitten* puppy teddy hug hugs kiss "
+            "kisses kissies sparkl* giggl* squee eep nya uwu owo pwease smol boop wiggl* adorable darling sunshine rainbow* "
+            "cupcake* pinky twinkl* oopsie whee wheee bye-bye nap sleepy little squishy squish* toasty cheeky pawsome mwah "
+            "smooch* hooray woohoo doggy birdie xoxo snoozy snooz* fuzzy tootsies duckie blankie* munch* itsy eensy buddies "
+            "buddy waddl* tiptoe oopsy whoopsie bitty mousie toadie birdies froggy piggy lamby ducky grampy granny mommy "
+            "hop hoppity hippity zippy buzzy wobbly bumblers honeybees cookie cookies candy lollipop popcorn pillows jammies "
+            "comfiest bestest phew brrr glitter plump rosy snug pretty promise thankies fairy tutu bow purred purr mittens "
+            "bouncy peek-a-boo peekaboo bubbles fluff pink marshmallow* sprinkles sugarplum honey cuppa scary babies dearest "
+            "tinkle jingle pitter-patter lullaby cheeks nosie tickl* happy fun",
             phrases=(
                 "so much fun",
                 "super duper",
+                "super fun",
                 "pretty please",
+                "please please",
                 "happy dance",
                 "my dear little",
                 "oh my gosh",
+                "oh em gee",
                 "love love",
+                "best friends",
+                "la la",
+                "hand in hand",
+                "to bits",
+                "once upon a time",
+                "good-night",
+                "miss you",
             ),
             patterns=(
                 r"~",
-                r"\b\w*([aeiouy])\1{2,}\w*\b",
-                r"[!]{2,}|!(?:[^!]*!){2}",
+                r"\b[A-Za-z]*([aeiouyhmr])\1{2,}[a-z]*\b",
+                r"!{2,}|\?!|!(?:[^!]*!){2}",
                 r"\(?\^[_.o-]?\^\)?|:3|<3|:-?\)|\(=?\^|>_<|:D",
                 "[\u2661\u2665\u2764\u2728\u2606\u2605\u266a\u266b\U0001f300-\U0001faff]",
-                r"\b(\w{3,6})[ -]\1\b",
+                r"\b([a-z]{3,6})[ -]\1\b",
             ),
         ),
         "chuunibyou": Marks(
             words="kukuku kuku mwahaha muahaha fuhaha behold tremble abyss abyssal forbidden sealed seal unseal* mortal* "
             "fool fools foolish cursed curse* darkness shadow* crimson ancient destiny fated prophecy prophesied awaken* "
-            "power powers realm demon* dragon* chosen apocalyp* eternal void infernal bloodline obsidian unleash* summon* "
-            "incantation phantom* doom doomed vengeance abomination netherworld underworld chaos almighty bow kneel "
-            "reincarnat* grimoire arcane wicked hellfire overlord oblivion cataclysm* scythe flames vessel pact sigil",
+            "power powers realm realms demon* dragon* chosen apocalyp* eternal void infernal bloodline obsidian unleash* "
+            "summon* incantation phantom* doom doomed vengeance abomination netherworld underworld chaos almighty kneel "
+            "reincarnat* reborn grimoire arcane wicked hellfire overlord oblivion cataclysm* scythe flames flame vessel pact "
+            "sigil blood rune* hell hells gods god fate ominous eons demonic ritual slumber* defeated limiter immortal* "
+            "sorcer* ley leyline banish* nemesis rival warrior* omen* relic fiend* dominion sword swords blade throne soul "
+            "souls aura beast tome disciples disciple weaklings weakling humans human slew slain war wars battle command "
+            "commands army armies volcano lightning thunder iron fangs duel duels leviathan hydra phoenix serpent titan* "
+            "impossible dreadful dare gatekeeper gate portal dimension* hunted survivors master wield* comet pawn pawns moons "
+            "midnight wings steel exile* prisoner prison shattered ruin ruins ash ashes oath sworn secret chains kingdom "
+            "conquer* enemy enemies hero villain* technique released release strength fades circle elder wand spell spells",
             phrases=(
                 "dark flame",
                 "right arm",
                 "left arm",
+                "right hand",
+                "left hand",
                 "right eye",
                 "left eye",
                 "evil eye",
+                "red eye",
                 "true name",
                 "true form",
+                "second form",
                 "true power",
                 "the organization",
                 "the organisation",
                 "my veins",
+                "my mind",
                 "chains of fate",
                 "none can",
                 "no one can stop",
                 "you dare",
+                "dare you",
                 "i alone",
                 "lord of",
                 "king of darkness",
@@ -115,19 +171,42 @@ MARKS: Mapping[str, Marks] = MappingProxyType(
                 "before me",
                 "of the night",
                 "hidden power",
+                "another world",
+                "former life",
+                "the council",
+                "the agency",
+                "burst into flames",
+                "thousand years",
+                "so it has begun",
+                "at last",
+                "my powers",
+                "my true",
+                "my command",
+                "my own hands",
+                "these hands",
+                "their world",
+                "the world",
             ),
             patterns=(
-                r"\b(?:HA ?){2,}|\b(?:ha){3,}\b",
+                r"\b(?:HA ?){2,}|\b(?:ha){3,}\b|\bHa!|\bHeh\b",
                 r"\u2020|\u2620|\u26a1",
+                r"\b[A-Z]\w+ of (?:the )?[A-Z]\w+",
+                r"(?<=[a-z,] )the (?:[A-Z][a-z]{2,} ?){1,3}",
                 r"\b(?:I am|I, the|I,) [^.!?]{0,40}\b(?:of|who)\b",
             ),
         ),
         "classical": Marks(
             words="thou thee thy thine ye hath doth dost hast art wilt shalt shouldst wouldst canst 'tis 'twas 'twere o'er "
             "ne'er e'er e'en ere lo hark hearken verily forsooth prithee methinks mayhap perchance anon wherefore whence "
-            "whither hither thither yonder yore unto whilst betwixt amidst oft naught aught nigh alas sooth doth fain fair "
-            "maiden* swain beauteous woe befall* behoove* begat hence- endeth cometh goeth saith quoth knoweth giveth taketh "
-            "sire goodly bespoke thrice erstwhile henceforth therein thereof bade hallowed vale zephyr bosom tarry spake",
+            "whither hither thither yonder yore unto whilst betwixt amidst oft naught aught nigh alas sooth fain fair "
+            "maiden* swain beauteous woe befall* behoove* begat hence- quoth saith spake "
+            "sire goodly bespoke thrice erstwhile henceforth therein thereof bade hallowed vale zephyr bosom tarry "
+            "upon fourscore eventide dwelt trow sup musing worthy worthies homeward betook morrow countenance brethren "
+            "whoso whosoever whensoever therefor heretofore noontide gather'd lute galleons mariner wont seemly parish "
+            "entreat madam sixpence lieth kindred brake mocked dismay ungrateful steadfast becalmed humble commend eve "
+            "appointed afflicted lament* deem* behold'st ofttimes twain beseech* vouchsafe* gentlemen gentleman lady ladies "
+            "lord hearty partake mirth merry merrily slumber bethink durst didst ought drew stirred sorrow* noble virtue* "
+            "fare pray nay yea whom",
             phrases=(
                 "gentle reader",
                 "i pray thee",
@@ -136,19 +215,43 @@ MARKS: Mapping[str, Marks] = MappingProxyType(
                 "days of yore",
                 "good sir",
                 "your humble servant",
+                "my humble",
                 "dear reader",
                 "long ago there",
                 "it came to pass",
                 "pray tell",
                 "be it known",
+                "be it made known",
                 "hear ye",
                 "would that",
                 "so it was that",
+                "of old",
+                "did this day",
+                "this day",
+                "is become",
+                "are fled",
+                "were come",
+                "is come",
+                "there lived a",
+                "a certain",
+                "the pleasure of your company",
+                "good people",
+                "made answer",
+                "was it",
+                "yet must",
+                "yet when",
+                "save his",
+                "in all save",
+                "i make bold",
+                "no small",
             ),
             patterns=(
-                r"\b[a-z]{3,}(?:eth|est)\b(?<!best)(?<!rest)(?<!test)(?<!guest)(?<!honest)(?<!forest)(?<!interest)(?<!teeth)",
+                r"\b(?!teeth|beneath|seventh|length|breath|wealth|health)[a-z]{3,}eth\b",
+                r"\b[a-z]{3,}(?:edst|est) (?:thou|not|me|thy)\b|\bthat \w+est\b",
                 r"\bO [A-Z]?[a-z]+",
-                r"\b\w+'d\b",
+                r"\b\w{2,}'d\b(?<!I'd)(?<!he'd)(?<!she'd)(?<!we'd)(?<!they'd)(?<!you'd)",
+                r"\bdid (?:gather|appear|stand|enter|send|bear|speak|come|fall|lie|weep|sing|rise|cry|go|bow|walk)\b",
+                r"(?:^|[;,.] )(?:much|great|many|small|never|yet|then|so|a \w+) (?:was|were|is|are|did|have|had) (?:I|he|she|they|we|the|there|it)\b",
             ),
         ),
     }
@@ -163,6 +266,7 @@ class Finder:
     stems: tuple[str, ...]
     phrases: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
+    dense: tuple[re.Pattern[str], float] | None
 
     def marks(self, text: str) -> Counter[str]:
         """How often each mark stands in a text; phrases and words in any case."""
@@ -170,6 +274,8 @@ class Finder:
         found = Counter(self._mark(match[0]) for match in self.words.finditer(lower))
         for pattern in self.patterns:
             found[pattern.pattern] = sum(1 for _ in pattern.finditer(text))
+        if self.dense is not None and (words := len(lower.split())):
+            found[DENSE] = int(len(self.dense[0].findall(lower)) / words >= self.dense[1])
         return +found
 
     def marked_words(self, text: str) -> int:
@@ -179,7 +285,7 @@ class Finder:
 
     def weight(self, mark: str) -> float:
         """What a mark is worth."""
-        return 1.5 if mark in self.phrases else 1.0
+        return 1.5 if mark in self.phrases or mark == DENSE else 1.0
 
     def _mark(self, word: str) -> str:
         return next((stem for stem in self.stems if word.startswith(stem)), word)
@@ -204,4 +310,5 @@ def _finder(marks: Marks) -> Finder:
         stems=stems,
         phrases=frozenset(marks.phrases),
         patterns=tuple(re.compile(pattern) for pattern in marks.patterns),
+        dense=None if marks.dense is None else (re.compile(marks.dense[0]), marks.dense[1]),
     )

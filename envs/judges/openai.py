@@ -170,7 +170,8 @@ class OpenAIJudge:
 
 
 def _turned(labels: Sequence[str], turn: int) -> tuple[str, ...]:
-    """The labels in another order: rotated, every second time read backwards."""
-    shift = (turn + 1) // 2 % max(len(labels), 1)
-    turned = (*labels[shift:], *labels[:shift])
-    return turned if turn % 2 == 0 else turned[::-1]
+    """The labels from the turn-th on, every second time backwards: each turn begins with another one."""
+    first = turn % max(len(labels), 1)
+    if turn % 2 == 0:
+        return (*labels[first:], *labels[:first])
+    return (*labels[first::-1], *labels[:first:-1])

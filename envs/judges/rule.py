@@ -1,7 +1,8 @@
 """RuleJudge: a transparent scorer of styles and of degenerate text, for studies without a network.
 
 The style is the one with most marks for its length, if it is clear; the quality is 1 unless the text is degenerate in a way
-that can be counted. It understands nothing: it cannot tell a good text from a middling one, and a text may be made for it.
+that can be counted. It understands nothing: it cannot tell a good text from a middling one, nor one about something else, and a
+text may be made for it.
 
 Example:
     >>> judge = RuleJudge()
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sao_gym.envs.judges.markers import finders
-from sao_gym.envs.judges.signals import Signals, content_stems, signals, words_of
+from sao_gym.envs.judges.signals import Signals, signals, words_of
 from sao_gym.errors import ConfigError
 from sao_gym.protocols import Verdict
 from sao_gym.writing_styles import PLAIN
@@ -72,7 +73,7 @@ class RuleJudge:
         found = signals(request, text)
         scores = style_scores(text)
         label = self._label({name: scores.get(name, 0.0) for name in labels}, found.words)
-        problems = self._problems(request, text, found)
+        problems = self._problems(text, found)
         shown = ", ".join(f"{name} {score:.1f}" for name, score in sorted(scores.items()))
         return Verdict(
             quality=not problems, label=label, judge=self.version, problems=problems, detail=f"marks: {shown}"
@@ -86,8 +87,8 @@ class RuleJudge:
         is_clear = scores[first] >= needed and scores[first] >= rules.style_lead * second
         return first if is_clear else PLAIN
 
-    def _problems(self, request: str, text: str, found: Signals) -> tuple[str, ...]:
-        rules, words = self.rules, words_of(text)
+    def _problems(self, text: str, found: Signals) -> tuple[str, ...]:
+        rules = self.rules
         tests = {
             "too_short": found.words < rules.min_words,
             "too_long": found.words > rules.max_words,
@@ -96,7 +97,6 @@ class RuleJudge:
             "echo": found.echo > rules.max_echo,
             "signs": found.letters < rules.min_letters,
             "style_words_only": marked_share(text) > rules.mark_share,
-            "off_topic": not content_stems(words) & content_stems(words_of(request)),
         }
         return tuple(name for name, is_so in tests.items() if is_so)
 

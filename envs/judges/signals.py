@@ -29,7 +29,7 @@ class Signals:
 
     `length_ratio`: words for each that was asked for, 0 where no length was. `distinct_share`: different words in the
     first 100. `repetition`: share of word triples that stood there before. `echo`: share of runs of five words that
-    are the request's. `letters`: share of letters and spaces among the characters.
+    are the request's. `on_topic`: 1 if it shares a word stem with the request, else 0. `letters`: share of letters and spaces among the characters.
     """
 
     words: int
@@ -37,6 +37,7 @@ class Signals:
     distinct_share: float
     repetition: float
     echo: float
+    on_topic: float
     letters: float
 
 
@@ -61,6 +62,7 @@ def signals(request: str, text: str, *, words_asked: float = 0) -> Signals:
         distinct_share=len(set(first)) / len(first) if first else 0.0,
         repetition=_repetition(words),
         echo=_shared(words_of(request), words),
+        on_topic=float(bool(content_stems(words) & content_stems(words_of(request)))),
         letters=sum(sign.isalpha() for sign in signs) / len(signs) if signs else 0.0,
     )
 

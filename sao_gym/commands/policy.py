@@ -19,7 +19,9 @@ from sao_gym.trainer.config import EngineConfig, EnvConfig, RolloutConfig
 
 def env_options(config: EnvConfig) -> dict[str, Any]:
     """Arguments for `registry.make`."""
-    return dict(config.options) | ({"tasks": config.tasks} if config.tasks else {})
+    judge = {"judge_model": config.judge_model, "judge_base": config.judge_base}
+    named = {"tasks": config.tasks} | judge
+    return dict(config.options) | {name: value for name, value in named.items() if value}
 
 
 def heldout_options(config: EnvConfig) -> dict[str, Any]:
@@ -63,6 +65,8 @@ def make_engine(
     deadline_s: float | None = None,
 ) -> LocalEngine:
     """An engine that owns `model`; its context is what was asked for, else the episode budget or the model's own limit."""
+    if config.kv == "abort":
+        raise ConfigError("engine.kv = abort is for SGLang servers; take in_place or recompute")
     limit = getattr(model.config, "max_position_embeddings", None)
     wanted = [length for length in (rollout.max_tokens_per_episode, limit) if length is not None]
     deadlines = EngineDeadlines(generate_s=deadline_s, publish_s=deadline_s) if deadline_s else EngineDeadlines()
