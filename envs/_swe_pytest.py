@@ -41,8 +41,8 @@ class Notes:
 
     def __init__(self) -> None:
         self._key, self._last, self._pid = KEY, b"", os.getpid()
-        self._fd = os.open(OUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._digest, self._write, self._dumps, self._getpid = hmac.new, os.write, json.dumps, os.getpid
+        self._open, self._close = os.open, os.close
         self._hash = hashlib.sha256
 
     def add(self, **record: Any) -> None:
@@ -51,7 +51,9 @@ class Notes:
         text = self._dumps(record, sort_keys=True).encode()
         code = self._digest(self._key, self._last + text, self._hash).hexdigest().encode()
         self._last = code
-        self._write(self._fd, code + b" " + text + b"\n")
+        fd = self._open(OUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # a test may close all that is open
+        self._write(fd, code + b" " + text + b"\n")
+        self._close(fd)
 
 
 class Witness:

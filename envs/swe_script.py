@@ -22,6 +22,8 @@ START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>
 """What SWE-Bench's scripts and its reader know the test command's output by."""
 BEGIN = r"""
 rm -f FOLDER/eval.sh
+: >FOLDER/stamp
+read -rt 0.02 <> <(:)
 SAO_BEFORE=$(printf '%s ' /proc/[0-9]*) SAO_BEFORE=${SAO_BEFORE//\/proc\//}
 printf '%s\n' MARK-began
 """
@@ -85,8 +87,7 @@ class EvalScript:
     ) -> "EvalScript":
         """Wrap a row's script.
 
-        `place` is the repository, `folder` where this script and the file `stamp` are; what is newer than that was
-        changed by the script. `before_tests` are lines to run before the test command. Raises GradingError.
+        `place` is the repository, `folder` where this script is and what it needs. `before_tests` are lines to run before the test command. Raises GradingError.
         """
         lines = script.strip("\n").split("\n")
         start = next((at for at, line in enumerate(lines) if START in line), -1)

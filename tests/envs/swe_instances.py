@@ -252,6 +252,21 @@ def git_bytes(repository: Path, *arguments: str, data: bytes = b"") -> bytes:
     return done.stdout
 
 
+def patch_of(root: Path, place: Path, files: Mapping[str, str | None]) -> bytes:
+    """The diff that an agent would leave that wrote these files and took away those that are None."""
+    place = place / "work"
+    git(place.parent, "clone", "-q", "--no-local", str(root / "testbed"), str(place))
+    git(place, "checkout", "-q", tiny_base())
+    for name, text in files.items():
+        if text is None:
+            (place / name).unlink()
+        else:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text)
+    git(place, "add", "-A", "-f")
+    return git_bytes(place, "diff", "--binary", "HEAD")
+
+
 def commit_history(repository: Path, fix: str | None) -> str:
     """A base commit with a tag, and after it the fix with another one, left in branches, a remote and the reflog."""
     git(repository, "init", "-q", "-b", "main")

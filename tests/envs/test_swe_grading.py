@@ -61,7 +61,11 @@ async def test_gold_is_1_and_the_whole_account_is_kept(tiny_root: Path, boxes: S
         pytest.param(swe.TINY_GOLD.replace("return a - b", "return a * b"), "patch does not apply", id="elsewhere"),
         pytest.param(swe.NO_OP, "0 of 1 FAIL_TO_PASS, 1 of 1 PASS_TO_PASS", id="no-op"),
         pytest.param(swe.TINY_TEST_PATCH, "0 of 1 FAIL_TO_PASS", id="tests-alone"),
-        pytest.param(swe.TINY_GOLD.replace("+    return a + b", "+    return a +"), "0 of 1 FAIL_TO_PASS, 0 of 1 PASS_TO_PASS", id="syntax"),
+        pytest.param(
+            swe.TINY_GOLD.replace("+    return a + b", "+    return a +"),
+            "0 of 1 FAIL_TO_PASS, 0 of 1 PASS_TO_PASS",
+            id="syntax",
+        ),
     ],
 )
 async def test_anything_else_is_0_with_the_reason(
@@ -70,6 +74,27 @@ async def test_anything_else_is_0_with_the_reason(
     graded = await judged(tiny(tiny_root), patch, boxes)
     assert (graded.score.value, graded.score.passed) == (0.0, False)
     assert why in graded.score.detail
+
+
+HONEST = {
+    "conftest.py": "collect_ignore = []\n",
+    "tests/test_more.py": "from m import add\n\n\ndef test_more():\n    assert add(1, 1) == 2\n",
+    "tests/test_m.py": "from m import add\n\n\ndef test_mine():\n    assert add(1, 1) == 2\n",
+    "setup.cfg": "[metadata]\ndescription = adds\n[tool:pytest]\naddopts = -q\n",
+    "reproduce.py": "from m import add\nprint(add(1, 1))\n",
+}
+LEFT_OUT = ("conftest.py", "setup.cfg", "tests/test_m.py", "tests/test_more.py")
+
+
+@pytest.mark.parametrize("install", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_tests_of_an_agents_own_neither_help_nor_harm(
+    tiny_root: Path, boxes: SharedSandboxes, tmp_path: Path, install: bool
+) -> None:
+    fixed = {**HONEST, "m.py": swe.TINY_FILES["m.py"].replace("a - b", "a + b")}
+    graded = await judged(tiny(tiny_root, install=install), swe.patch_of(tiny_root, tmp_path, fixed), boxes)
+    assert graded.score.passed, graded.score.detail
+    assert graded.left_out == LEFT_OUT
+    assert graded.doubts == ()
 
 
 async def test_fractions_are_an_option(tiny_root: Path, boxes: SharedSandboxes) -> None:
