@@ -82,8 +82,10 @@ def tar_of(tree: Tree, *, compress: bool = False) -> bytes:
     return gzip.compress(out.getvalue(), mtime=0) if compress else out.getvalue()
 
 
-def read_tar(data: bytes) -> Tree:
+def read_tar(data: bytes, *, any_links: bool = False) -> Tree:
     """What of an archive, not compressed, stays inside its folder; never larger than the archive itself.
+
+    `any_links` also takes links that lead out, for a tree that is only looked at.
 
     Raises tarfile.TarError, ValueError, OSError, EOFError if it is none.
     """
@@ -93,7 +95,7 @@ def read_tar(data: bytes) -> Tree:
             place = safe_path(member.name)
             if place is None or member.issparse() or member.size > len(data):
                 continue
-            if member.issym() and _stays_inside(place, member.linkname):
+            if member.issym() and (any_links or _stays_inside(place, member.linkname)):
                 made[place] = Entry(link=member.linkname)
             elif member.isfile():
                 file = archive.extractfile(member)

@@ -120,6 +120,12 @@ class Shell:
         """
         return await on_background(self._edit(command, path, text, old, start, end))
 
+    async def source(self, command: str, timeout_s: float = 60.0) -> ExecResult:
+        """Run a command as `bash` does, on the background loop: what it exports holds for the commands that follow."""
+        box = await self._get_box()
+        script = _SCRIPT.format(state=STATE, command=shlex.quote(command))
+        return await box.exec(script, timeout_s=timeout_s, env=QUIET)
+
     async def _bash(self, command: str, timeout: float | None) -> str:
         most = self.view.max_timeout_s
         limit = self.view.timeout_s if timeout is None else float(timeout)
@@ -129,12 +135,9 @@ class Shell:
             return "Error: the command is empty; give one"
         if "\0" in command:
             return "Error: the command holds a NUL character, which no program can be given; leave it out"
-        box = await self._get_box()
-        script = _SCRIPT.format(state=STATE, command=shlex.quote(command))
         if _needs_terminal(command):
             limit = min(limit, TERMINAL_S)
-        result = await box.exec(script, timeout_s=limit, env=QUIET)
-        return answer(result, command, limit, self.view.max_chars)
+        return answer(await self.source(command, limit), command, limit, self.view.max_chars)
 
     async def _edit(
         self, command: str, path: str, text: str | None, old: str | None, start: int | None, end: int | None
