@@ -52,13 +52,19 @@ class Environments:
             return resolve("sao_gym.tasks.base:ListTaskSet")(self.name, tasks), tools
         return tasks, tools
 
-    async def check(self) -> None:
-        """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had."""
-        if self._sandboxes is not None:
-            await on_background(self._lease_once())
+    async def check(self, task: Task | None = None) -> None:
+        """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had.
 
-    async def _lease_once(self) -> None:
-        session = await self._sandboxes.lease()
+        It is one for `task`, else for the first task, where tasks name images: there may be no other image.
+        """
+        if self._sandboxes is not None:
+            await on_background(self._lease_once((task or self.tasks[0]).info))
+
+    async def _lease_once(self, info: Mapping[str, Any]) -> None:
+        image = str((info.get("swe") or info).get("image") or self._options.get("image") or "")
+        takes = "spec" in inspect.signature(self._sandboxes.lease).parameters
+        wanted = [resolve("sao_gym.envs.sandboxes.spec:SandboxSpec")(image=image)] if image and takes else []
+        session = await self._sandboxes.lease(*wanted)
         await session.close()
 
     async def close(self) -> None:

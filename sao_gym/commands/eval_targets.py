@@ -82,7 +82,7 @@ async def open_targets(
         target = _open(plan, config, recorded, f"{len(targets)}-" if targets else "")
         closing.push_async_callback(target.environments.close)
         if will_run and target.environments.name not in [one.environments.name for one in targets]:
-            await target.environments.check()
+            await target.environments.check(target.tasks[0])
         targets.append(target)
     return tuple(targets)
 

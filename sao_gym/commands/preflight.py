@@ -164,7 +164,7 @@ def engine_check(config: TrainConfig) -> Check:
     words = {"local": "local: transformers in this process", "scripted": "scripted: says what it is told"}
     if config.engine.completions is not None and not Path(config.engine.completions).is_file():
         return Check.missing("engine", f"there is no file {config.engine.completions}", "--engine.completions FILE")
-    return Check.ok("engine", words[config.engine.kind])
+    return Check.ok("engine", words.get(config.engine.kind, config.engine.kind))
 
 
 def tasks_check(config: TrainConfig) -> tuple[TaskSet | None, Check]:
