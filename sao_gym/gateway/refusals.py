@@ -1,9 +1,10 @@
 """Refusals in the protocols' own words, so that clients do what they were made to do with each.
 
 What will not pass however often it is sent is a 4xx that clients neither retry nor wait for: 400 for a request that
-cannot be read or does not fit the context, 401 for a wrong secret, 403 once the episode is over or out of budget.
-What passes later is 429 with Retry-After. A failure of ours ends the episode, so its calls are 403 as well: as a 5xx
-they would be sent again and again, and repeat what the agent did.
+cannot be read or does not fit the context, 401 for a wrong secret and for one that admits no further call, because the
+episode is over, out of budget or failed. (litellm knows no 403: it becomes an error of no kind, which mini-swe-agent
+sends again for minutes. As a 5xx a failure of ours would repeat what the agent did.) What passes later is 429 with
+Retry-After.
 
 Example:
     >>> Refusal.context(prompt=4000, asked=200, limit=4096).openai_body()["error"]["code"]
@@ -37,7 +38,6 @@ class Code(StrEnum):
 _TYPES: Mapping[int, tuple[str, str]] = {  # (OpenAI's, Anthropic's)
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
-    403: ("permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
     413: ("invalid_request_error", "request_too_large"),
@@ -95,17 +95,17 @@ class Refusal(SaoGymError):
     @classmethod
     def budget(cls, what: str) -> "Refusal":
         """A budget of the episode is spent."""
-        return cls(403, Code.BUDGET, f"the episode's budget is spent: {what}; no further call will be answered")
+        return cls(401, Code.BUDGET, f"the episode's budget is spent: {what}; no further call will be answered")
 
     @classmethod
     def over(cls, why: str) -> "Refusal":
         """The episode has ended."""
-        return cls(403, Code.OVER, f"the episode is over: {why}; no further call will be answered")
+        return cls(401, Code.OVER, f"the episode is over: {why}; no further call will be answered")
 
     @classmethod
     def failed(cls, kind: str) -> "Refusal":
         """The episode ended with an error of our own; `kind` is what is counted."""
-        return cls(403, Code.FAILED, f"the episode has failed ({kind}); no further call will be answered")
+        return cls(401, Code.FAILED, f"the episode has failed ({kind}); no further call will be answered")
 
     @classmethod
     def busy(cls, retry_after_s: float) -> "Refusal":
