@@ -85,7 +85,7 @@ async def white_box(
                     kind="reset_timeout",
                 )
             grading = env.finish_async(TruncationReason.WALL_CLOCK)
-            await in_time(clock, GRADING_S, grading, "the grade of an episode that ran out of time")
+            await in_time(clock, grading_limit(env), grading, "the grade of an episode that ran out of time")
     except (UserError, InvariantError):
         raise
     except EpisodeError as error:
@@ -212,6 +212,11 @@ async def within(clock: Clock, seconds: float | None, work: Coroutine[Any, Any, 
         for pending in (task, alarm):
             pending.cancel()
         await asyncio.gather(task, alarm, return_exceptions=True)
+
+
+def grading_limit(env: gymnasium.Env[Any, Any]) -> float:
+    """Seconds that the grade of an episode may take which ran out of time: the environment's `grading_s`, else 300."""
+    return float(getattr(env.unwrapped, "grading_s", GRADING_S))
 
 
 async def in_time(clock: Clock, seconds: float, work: Coroutine[Any, Any, T], what: str) -> T | None:
