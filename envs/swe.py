@@ -78,7 +78,8 @@ class SweEnv(ShellEnv):
     ) -> None:
         if scaffold not in SCAFFOLDS:
             raise ConfigError(
-                f"scaffold is {scaffold!r}; this environment's agents work through {', '.join(SCAFFOLDS)}"
+                f"scaffold is {scaffold!r}; this environment's agents work through {', '.join(SCAFFOLDS)}: give "
+                f"--env.options '{{scaffold = \"{SCAFFOLDS[0]}\"}}', and say that it is another one than the paper's"
             )
         if not eval_timeout_s > 0:
             raise ConfigError(f"eval_timeout_s is {eval_timeout_s!r}; give seconds above 0")

@@ -76,6 +76,13 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             grader="sao_gym.tasks.grading:score_response_async",
             description="the same mathematics in one turn, without a tool",
         ),
+        "swe_verified": EnvSpec(
+            id="swe_verified",
+            entry_point="sao_gym.envs.swe:SweEnv",
+            tasks="sao_gym.tasks.swe:swe_tasks",
+            preflight="sao_gym.envs.swe_preflight:preflight",
+            description="issues of real repositories, judged by the projects' own tests as SWE-Bench does",
+        ),
         "terminal": EnvSpec(
             id="terminal",
             entry_point="sao_gym.envs.terminal:TerminalEnv",
@@ -94,6 +101,7 @@ GYMNASIUM_IDS: Mapping[str, str] = MappingProxyType(
     {
         "sao_gym/Arithmetic-v0": "arithmetic",
         "sao_gym/PythonMath-v0": "python_math",
+        "sao_gym/SweVerified-v0": "swe_verified",
         "sao_gym/Terminal-v0": "terminal",
         "sao_gym/WritingStyle-v0": "writing_style",
     }

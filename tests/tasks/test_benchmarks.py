@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,11 @@ def test_every_record_says_what_the_protocol_needs() -> None:
         assert len({fingerprint.id for fingerprint in stored(name)}) == one.n_rows
 
 
-def test_an_environment_that_is_not_there_is_said() -> None:
+def test_the_environment_of_a_benchmark_is_there_or_is_said_to_be_missing() -> None:
     assert environment_of(BENCHMARKS["aime2025"]) == "python_math"
-    missing = find_benchmark("swe_verified")
-    with pytest.raises(ConfigError, match=r"'swe_verified' runs in the environment 'swe_verified', which this version does not"):
+    assert environment_of(BENCHMARKS["swe_verified"]) == "swe_verified"
+    missing = replace(find_benchmark("aime2025"), environment="abacus")
+    with pytest.raises(ConfigError, match=r"'aime2025' runs in the environment 'abacus', which this version does not"):
         environment_of(missing)
 
 

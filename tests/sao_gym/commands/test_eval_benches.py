@@ -34,9 +34,9 @@ def scripted(folder: Path, *turns: str) -> list[str]:
     return ["--engine", "scripted", "--completions", str(folder / "said.jsonl")]
 
 
-async def targets_of(*words: str, protocol: str | None = None) -> tuple[Target, ...]:
+async def targets_of(*words: str, protocol: str | None = None, will_run: bool = True) -> tuple[Target, ...]:
     async with AsyncExitStack() as closing:
-        return await open_targets(resolve_eval(protocol, (), words).config, closing)
+        return await open_targets(resolve_eval(protocol, (), words).config, closing, will_run=will_run)
 
 
 # -- protocols
@@ -85,10 +85,20 @@ async def test_the_papers_samples_and_a_draw_that_runs_share(data_dir: Path) -> 
     assert ten[0].facts["tasks"]["content_hash"] != ten[0].facts["tasks"]["taken_hash"]
 
 
-async def test_software_engineering_waits_for_its_environment() -> None:
-    for words, protocol in (((), "paper_swe"), (("--bench", "swe_verified"), None)):
-        with pytest.raises(ConfigError, match=r"swe.*does not have"):
-            await targets_of(*words, *MODEL, protocol=protocol)
+async def test_software_engineering_runs_in_its_environment(data_dir: Path) -> None:
+    words = ("--data", str(data_dir), "--limit", "3", *MODEL)
+    shell = ("--env.options", '{scaffold = "shell"}')
+    (target,) = await targets_of(*words, *shell, protocol="paper_swe", will_run=False)
+    assert (target.name, target.environments.name, target.samples, len(target.tasks)) == (
+        "swe_verified",
+        "swe_verified",
+        1,
+        3,
+    )
+    (plain,) = await targets_of("--bench", "swe_verified", *words, will_run=False)
+    assert [task.id for task in plain.tasks] == [task.id for task in target.tasks]
+    assert {tool.name for tool in plain.environments.tools} == {"bash", "edit"}
+    assert plain.facts["tasks"]["differences"] == []
 
 
 def test_names_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
