@@ -122,8 +122,12 @@ def _read(dialect: Dialect, body: bytes, session: Session, headers: Mapping[str,
         raise Refusal.malformed(f"the body must be one JSON object: {str(error)[:200]}") from error
     if not isinstance(record, dict):
         raise Refusal.malformed(f"the body must be one JSON object, got {type(record).__name__}")
+    try:
+        asked = dialect.read(record, session)
+    except ConfigError as error:
+        raise Refusal.malformed(str(error)) from error
     return session.marked(
-        dialect.read(record, session),
+        asked,
         is_auxiliary=is_auxiliary or headers.get(session.settings.auxiliary_header, "0") not in ("", "0", "false"),
     )
 

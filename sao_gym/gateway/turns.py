@@ -7,6 +7,7 @@ turn, in their order (case GW-07). Nothing is dropped, and nothing stands betwee
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sao_gym.gateway.echo import content_text
 from sao_gym.gateway.history import in_call_order
 
 Record = Mapping[str, Any]
@@ -14,7 +15,7 @@ BETWEEN = "\n\n"
 
 
 def results_first(records: Sequence[Record]) -> tuple[Record, ...]:
-    """`records` (OpenAI's form, contents text) in that order."""
+    """`records` (OpenAI's form) in that order. Raises ConfigError for contents that cannot be read."""
     ordered: list[Record] = []
     run: list[Record] = []
     calls: list[str] = []
@@ -35,6 +36,6 @@ def _after_calls(run: Sequence[Record], calls: Sequence[str]) -> list[Record]:
     if not results:
         return list(run)
     others = [record for record in run if record["role"] not in ("tool", "user")]
-    texts = [str(record["content"]) for record in run if record["role"] == "user"]
+    texts = [content_text(record) for record in run if record["role"] == "user"]
     user = [{"role": "user", "content": BETWEEN.join(texts)}] if texts else []
     return [*in_call_order(results, calls), *others, *user]

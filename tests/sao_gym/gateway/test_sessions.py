@@ -229,6 +229,13 @@ BAD = {
 }
 
 
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize(("body", "name", "problem"), BAD.values(), ids=BAD)
 async def test_a_malformed_call_is_passed_on_as_it_is(body: str, name: str, problem: str) -> None:
     text = body if body.startswith("<tool_call>") else f"<tool_call>{body}</tool_call>"
@@ -237,12 +244,7 @@ async def test_a_malformed_call_is_passed_on_as_it_is(body: str, name: str, prob
     (call,) = message["tool_calls"]
     assert call["function"]["name"] == name
     if problem not in ("missing_name",) and "ud800" not in body:
-        with_object = False
-        try:
-            with_object = isinstance(json.loads(call["function"]["arguments"]), dict)
-        except ValueError:
-            pass
-        assert not with_object
+        assert not is_object(call["function"]["arguments"])
     rewritten = {**message, "tool_calls": [{**call, "function": {"name": name, "arguments": "{}"}}]}
     await agent.ask([user("hi"), rewritten, result(message, "Error: no such call")])
     record = await agent.close()
