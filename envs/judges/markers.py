@@ -5,7 +5,7 @@ A mark counts once, and half as much again if it comes back; more of the same ad
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -25,6 +25,7 @@ class Marks:
 
 
 DENSE = "(density)"
+_WORD = re.compile(r"'?\w+(?:['.-]\w+)*")
 _LATIN = (
     r"\b[a-z]{3,}(?:tion|tions|sion|ment|ments|ity|ities|ance|ence|ism|ology|ative|ical|ally|ised|ized|ular|ively)\b"
 )
@@ -259,56 +260,90 @@ MARKS: Mapping[str, Marks] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Finder:
-    """One style's marks, ready to be looked for."""
+class Reading:
+    """What was found of one style: how often each mark stands there, and for each word whether it lies in one."""
 
-    words: re.Pattern[str]
-    stems: tuple[str, ...]
-    phrases: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
-    dense: tuple[re.Pattern[str], float] | None
+    counts: Counter[str]
+    flags: list[bool]
 
-    def marks(self, text: str) -> Counter[str]:
-        """How often each mark stands in a text; phrases and words in any case."""
-        lower = text.replace("\u2019", "'").lower()
-        found = Counter(self._mark(match[0]) for match in self.words.finditer(lower))
-        for pattern in self.patterns:
-            found[pattern.pattern] = sum(1 for _ in pattern.finditer(text))
-        if self.dense is not None and (words := len(lower.split())):
-            found[DENSE] = int(len(self.dense[0].findall(lower)) / words >= self.dense[1])
-        return +found
+    @property
+    def weight(self) -> float:
+        """The marks' weight together: one that comes back counts half as much again."""
+        return sum(_weight(mark) * (1.0 if count == 1 else 1.5) for mark, count in self.counts.items())
 
-    def marked_words(self, text: str) -> int:
-        """How many words lie in a mark that is a word or a phrase."""
-        lower = text.replace("\u2019", "'").lower()
-        return sum(match[0].count(" ") + 1 for match in self.words.finditer(lower))
 
-    def weight(self, mark: str) -> float:
-        """What a mark is worth."""
-        return 1.5 if mark in self.phrases or mark == DENSE else 1.0
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Marks by word: (style, mark) of whole words and of stems; (style, words of the phrase) by a phrase's first word."""
 
-    def _mark(self, word: str) -> str:
-        return next((stem for stem in self.stems if word.startswith(stem)), word)
+    words: Mapping[str, list[str]]
+    stems: Mapping[str, list[str]]
+    phrases: Mapping[str, list[tuple[str, tuple[str, ...]]]]
+    longest: int
+
+
+def read(text: str) -> dict[str, Reading]:
+    """All styles' marks in a text."""
+    plain = text.replace("\u2019", "'")
+    lower = plain.lower()
+    words = [word.removesuffix("'s") for word in _WORD.findall(lower)]
+    found = {style: Reading(Counter(), [False] * len(words)) for style in MARKS}
+    for place, word in enumerate(words):
+        for style, mark, length in _marks_at(words, place, word):
+            found[style].counts[mark] += 1
+            found[style].flags[place : place + length] = [True] * length
+    for style, (patterns, dense) in _patterns().items():
+        counts = found[style].counts
+        counts.update({pattern.pattern: n for pattern in patterns if (n := sum(1 for _ in pattern.finditer(plain)))})
+        if dense is not None and words and len(dense[0].findall(lower)) / len(words) >= dense[1]:
+            counts[DENSE] = 1
+    return found
+
+
+def _marks_at(words: Sequence[str], place: int, word: str) -> Iterator[tuple[str, str, int]]:
+    """(style, mark, words) of the marks that begin at a word: of each style's the longest."""
+    index = _index()
+    best: dict[str, tuple[str, int]] = {}
+    for end in range(min(len(word), index.longest), 2, -1):
+        for style in index.stems.get(word[:end], ()):
+            best.setdefault(style, (word[:end], 1))
+    best |= dict.fromkeys(index.words.get(word, ()), (word, 1))
+    for style, phrase in index.phrases.get(word, ()):
+        length = best[style][1] if style in best else 0
+        if len(phrase) > length and tuple(words[place : place + len(phrase)]) == phrase:
+            best[style] = (" ".join(phrase), len(phrase))
+    return ((style, mark, length) for style, (mark, length) in best.items())
+
+
+def _weight(mark: str) -> float:
+    return 1.5 if (" " in mark and mark in _phrases()) or mark == DENSE else 1.0
 
 
 @lru_cache(maxsize=1)
-def finders() -> Mapping[str, Finder]:
-    """A finder for every style."""
-    return MappingProxyType({style: _finder(marks) for style, marks in MARKS.items()})
+def _phrases() -> frozenset[str]:
+    return frozenset(phrase for marks in MARKS.values() for phrase in marks.phrases)
 
 
-def _finder(marks: Marks) -> Finder:
-    words = [word.removesuffix("*") for word in marks.words.split()]
-    stems = tuple(word.removesuffix("*") for word in marks.words.split() if word.endswith("*"))
-    # Longer ones first: of two marks that begin at one place the longer is meant.
-    either = "|".join(
-        re.escape(mark) + (r"\w*" if mark in stems else "")
-        for mark in sorted({*words, *marks.phrases}, key=lambda mark: (-len(mark), mark))
-    )
-    return Finder(
-        words=re.compile(rf"(?<![\w'])(?:{either})(?!\w)"),
-        stems=stems,
-        phrases=frozenset(marks.phrases),
-        patterns=tuple(re.compile(pattern) for pattern in marks.patterns),
-        dense=None if marks.dense is None else (re.compile(marks.dense[0]), marks.dense[1]),
-    )
+@lru_cache(maxsize=1)
+def _index() -> Index:
+    words: dict[str, list[str]] = {}
+    stems: dict[str, list[str]] = {}
+    phrases: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for style, marks in MARKS.items():
+        for word in dict.fromkeys(marks.words.split()):
+            (stems if word.endswith("*") else words).setdefault(word.removesuffix("*"), []).append(style)
+        for phrase in marks.phrases:
+            said = tuple(_WORD.findall(phrase))
+            phrases.setdefault(said[0], []).append((style, said))
+    return Index(words, stems, phrases, max(len(stem) for stem in stems))
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> Mapping[str, tuple[tuple[re.Pattern[str], ...], tuple[re.Pattern[str], float] | None]]:
+    return {
+        style: (
+            tuple(re.compile(pattern) for pattern in marks.patterns),
+            None if marks.dense is None else (re.compile(marks.dense[0]), marks.dense[1]),
+        )
+        for style, marks in MARKS.items()
+    }

@@ -12,18 +12,20 @@ Example:
     ('classical', True)
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sao_gym.envs.judges.markers import finders
+from sao_gym.envs.judges.markers import Reading, read
 from sao_gym.envs.judges.signals import Signals, signals, words_of
 from sao_gym.errors import ConfigError
 from sao_gym.protocols import Verdict
 from sao_gym.writing_styles import PLAIN
 
 VERSION = "rule-1"
-_WORTH = (0.0, 1.0, 1.5)
-"""What a mark counts that is met never, once, more often."""
+_PASSAGE = 12
+"""Words of a passage."""
+_SIGNS = re.compile(r"(?:[^\w\s]\s*){16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,10 @@ class RuleJudge:
     def read(self, request: str, text: str, labels: Sequence[str]) -> Verdict:
         """The verdict; it is a function of the arguments alone."""
         found = signals(request, text)
-        scores = style_scores(text)
+        readings = read(text)
+        scores = {style: reading.weight for style, reading in readings.items()}
         label = self._label({name: scores.get(name, 0.0) for name in labels}, found.words)
-        problems = self._problems(text, found)
+        problems = self._problems(request, text, found, readings)
         shown = ", ".join(f"{name} {score:.1f}" for name, score in sorted(scores.items()))
         return Verdict(
             quality=not problems, label=label, judge=self.version, problems=problems, detail=f"marks: {shown}"
@@ -87,29 +90,40 @@ class RuleJudge:
         is_clear = scores[first] >= needed and scores[first] >= rules.style_lead * second
         return first if is_clear else PLAIN
 
-    def _problems(self, text: str, found: Signals) -> tuple[str, ...]:
-        rules = self.rules
+    def _problems(self, request: str, text: str, found: Signals, readings: Mapping[str, Reading]) -> tuple[str, ...]:
+        """What is wrong, in the whole and in any passage of it: a bad text is not mended by plain words around it."""
+        rules, words = self.rules, words_of(text)
+        marked = [reading.flags for reading in readings.values()]
+        echoes = found.echo * found.words
         tests = {
             "too_short": found.words < rules.min_words,
             "too_long": found.words > rules.max_words,
-            "few_words": found.distinct_share < rules.min_distinct,
+            "few_words": found.distinct_share < rules.min_distinct or has_passage_of_few_words(words),
             "repetition": found.repetition > rules.max_repetition,
-            "echo": found.echo > rules.max_echo,
-            "signs": found.letters < rules.min_letters,
-            "style_words_only": marked_share(text) > rules.mark_share,
+            "echo": found.echo > rules.max_echo or echoes > max(1.5 * len(words_of(request)), _PASSAGE),
+            "signs": found.letters < rules.min_letters or _SIGNS.search(text) is not None,
+            "style_words_only": any(
+                share(flags) > rules.mark_share or has_passage_of_marks(flags) for flags in marked if flags
+            ),
         }
         return tuple(name for name, is_so in tests.items() if is_so)
 
 
 def style_scores(text: str) -> dict[str, float]:
     """Weight of the different marks of every style in a text: a mark that comes back counts half as much again."""
-    return {
-        style: sum(finder.weight(mark) * _WORTH[min(count, 2)] for mark, count in finder.marks(text).items())
-        for style, finder in finders().items()
-    }
+    return {style: reading.weight for style, reading in read(text).items()}
 
 
-def marked_share(text: str) -> float:
-    """Share of a text's words that are marks of the style with most of them: near 1 for style words without content."""
-    words = len(words_of(text))
-    return min(max(finder.marked_words(text) for finder in finders().values()) / words, 1.0) if words else 0.0
+def has_passage_of_few_words(words: Sequence[str]) -> bool:
+    """Whether twelve words in a row are four different ones or fewer."""
+    return any(len(set(words[i : i + _PASSAGE])) <= _PASSAGE // 3 for i in range(len(words) - _PASSAGE + 1))
+
+
+def has_passage_of_marks(flags: Sequence[bool]) -> bool:
+    """Whether all of twelve words in a row, but one, are marks of one style."""
+    return any(sum(flags[i : i + _PASSAGE]) >= _PASSAGE - 1 for i in range(len(flags) - _PASSAGE + 1))
+
+
+def share(flags: Sequence[bool]) -> float:
+    """Share of the words that are marks: near 1 for style words without content."""
+    return sum(flags) / len(flags)

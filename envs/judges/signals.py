@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_STOP_WORDS = (
+WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+_STOPWORDS = (
     "a about after all also an and any are as at be because been before but by can could did do does down each few for "
     "from had has have he her here him his how i if in into is it its just let like me more most my no not of off on one "
     "only or other our out over own she should so some such than that the their them then there these they this those "
     "through to too under until up us very was we were what when where which who why will with would you your "
     "write please words word some use about take keep short long"
 )
-_STOP = frozenset(_STOP_WORDS.split())
+_STOP = frozenset(_STOPWORDS.split())
 _N = 5
 
 
@@ -43,7 +43,7 @@ class Signals:
 
 def words_of(text: str) -> list[str]:
     """The words, in lower case, with a plain apostrophe."""
-    return [word.lower().replace("\u2019", "'") for word in _WORD.findall(text)]
+    return [word.lower().replace("\u2019", "'") for word in WORD.findall(text)]
 
 
 def content_stems(words: Sequence[str]) -> set[str]:

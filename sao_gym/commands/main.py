@@ -36,6 +36,7 @@ COMMANDS = (
     Entry("eval", "sao_gym.commands.eval:main", "sample tasks N times and report success with an interval"),
     Entry("explain", "sao_gym.commands.explain:main", "show one trajectory of a run, token by token"),
     Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),
+    Entry("judge", "sao_gym.commands.judge:main", "hold a judge of texts against labels by hand"),
     Entry("tasks", "sao_gym.commands.tasks:main", "make a terminal task out of a folder, a check and a patch"),
     Entry("swe", "sao_gym.commands.swe:main", "fetch the images that tasks of repositories run in"),
     Entry(

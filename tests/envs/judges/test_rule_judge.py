@@ -14,6 +14,7 @@ from sao_gym.writing_styles import PLAIN, STYLES
 
 LABELS = tuple(STYLES)
 JUDGE = RuleJudge()
+FILLER = " The bus was on time and the shop had bread, so we went home and made soup for the two of us."
 REQUEST = "Write a letter to a neighbour who looked after the tomato plants for a month."
 
 
@@ -48,6 +49,10 @@ def test_on_texts_that_were_seen_while_it_was_made() -> None:
         (f"{REQUEST} {REQUEST.lower()}", "echo"),
         ("cute fluffy tiny bunny kitty hug kiss yay yummy sweetie teddy puppy", "style_words_only"),
         ("a1 b2 c3 d4 e5 f6 g7 h8 i9 " + "#!?%&= " * 30, "signs"),
+        ("tomato " * 14 + FILLER * 9, "few_words"),
+        ("cute fluffy tiny bunny kitty hug kiss yay yummy sweetie teddy puppy. " + FILLER * 9, "style_words_only"),
+        (f"{REQUEST} {REQUEST} {FILLER * 9}", "echo"),
+        ("! # ? % " * 9 + FILLER * 9, "signs"),
         ("word " * 10 + " ".join(f"word{n}" for n in range(1300)), "too_long"),
     ],
 )
@@ -60,10 +65,9 @@ def test_degenerate_texts_have_quality_0(text: str, problem: str) -> None:
 def test_length_alone_buys_no_style() -> None:
     """A text with marks here and there loses its style as plain words are added, and never gains one."""
     marked = "Lo, the tomatoes thou didst water are ripe."
-    filler = " The bus was on time and the shop had bread, so we went home and made soup for the two of us."
-    assert JUDGE.read(REQUEST, marked + filler, LABELS).label == "classical"
-    assert JUDGE.read(REQUEST, marked + filler * 40, LABELS).label == PLAIN
-    assert JUDGE.read(REQUEST, filler * 40, LABELS).label == PLAIN
+    assert JUDGE.read(REQUEST, marked + FILLER, LABELS).label == "classical"
+    assert JUDGE.read(REQUEST, marked + FILLER * 40, LABELS).label == PLAIN
+    assert JUDGE.read(REQUEST, FILLER * 40, LABELS).label == PLAIN
 
 
 def test_one_mark_again_and_again_is_not_many() -> None:
