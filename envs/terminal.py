@@ -22,13 +22,14 @@ from pathlib import Path
 
 from sao_gym.envs.sandboxes.spec import ShellLimits, ShellSandbox
 from sao_gym.envs.sandboxes.tree import Tree, laid_over, matches, read_tar, tar_of
+from sao_gym.envs.scaffolds.names import SHELL
 from sao_gym.envs.scaffolds.shell import ShellView
 from sao_gym.envs.shell_env import END_ALL, SandboxSource, ShellEnv, last_words
 from sao_gym.envs.terminal_task import COMPILED, TerminalTask
 from sao_gym.errors import ConfigError, SandboxError, TaskFileError
 from sao_gym.loops import on_background
 from sao_gym.messages import Message, ToolCall
-from sao_gym.protocols import ExecResult, Task, TaskSet
+from sao_gym.protocols import ExecResult, Scaffold, Task, TaskSet
 from sao_gym.stream import Score
 
 SYSTEM_PROMPT = (
@@ -47,6 +48,7 @@ class TerminalEnv(ShellEnv):
 
     `backend` is local, docker, e2b or `package.module:function`; `sandboxes` is shared and outlives the environment.
     `image` stands in for tasks that name none. `folders` is where packed folders of tasks are, if they were moved.
+    `scaffold`: see `ShellEnv`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TerminalEnv(ShellEnv):
         limits: ShellLimits | None = None,
         view: ShellView | None = None,
         folders: str | None = None,
+        scaffold: str | Scaffold = SHELL,
     ) -> None:
         super().__init__(
             tasks,
@@ -70,6 +73,7 @@ class TerminalEnv(ShellEnv):
             sandboxes=sandboxes,
             limits=limits,
             view=view,
+            scaffold=scaffold,
         )
         self._image = image
         self._folders = Path(folders) if folders else None

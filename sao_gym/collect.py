@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sao_gym.protocols import Clock, Engine, Sampling, TaskSet
-from sao_gym.rollout import EnvPool, Episode, white_box
+from sao_gym.rollout import EnvPool, Episode
 from sao_gym.stream import Trajectory
 
 
@@ -28,7 +28,7 @@ async def collect(
 
     async def one(episode: Episode) -> Trajectory:
         async with gate, pool.lease() as env:
-            return await white_box(env, engine, episode, sampling=sampling, clock=clock)
+            return await pool.run(env, engine, episode, sampling=sampling, clock=clock)
 
     running = [asyncio.ensure_future(one(episode)) for episode in episodes]
     try:

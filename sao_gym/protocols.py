@@ -3,13 +3,16 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from sao_gym.errors import ConfigError
 from sao_gym.messages import Message, ToolSpec
-from sao_gym.stream import Floats, Ids, Score, StopReason, Trajectory
+from sao_gym.stream import Floats, Ids, Outcome, Score, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from sao_gym.budgets import Budgets
 
 
 class Clock(Protocol):
@@ -231,6 +234,41 @@ class Judge(Protocol):
 
     async def close(self) -> None:
         """Free everything; idempotent."""
+        ...
+
+
+AGENT_FAILED = "agent"
+"""Outcome kind of an agent program that ended badly by itself. It yields to a budget that made it do so."""
+
+
+class Scaffold(Protocol):
+    """An agent program: it knows the address of a model, and works in a sandbox. It never sees who answers there."""
+
+    async def run(self, task: Task, sandbox: Any, base_url: str, budgets: "Budgets") -> Outcome:
+        """Let the agent work on `task` until it ends by itself; `base_url` is one for OpenAI's clients.
+
+        `sandbox` is a Sandbox with a shell (`sao_gym.envs.sandboxes.spec.ShellSandbox`). An agent that failed by itself
+        is an outcome `error` of kind `AGENT_FAILED`. Cancelling ends it with all that it started. Raises EpisodeError
+        for failures of the infrastructure, ConfigError where the program cannot be had.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what the program holds between episodes; idempotent."""
+        ...
+
+
+@runtime_checkable
+class SelfDriven(Protocol):
+    """An environment whose episodes are driven by an agent program, and not stepped by us."""
+
+    @property
+    def drives_itself(self) -> bool:
+        """Whether `play` drives the episodes; else they are stepped as any other's."""
+        ...
+
+    async def play(self, base_url: str, budgets: "Budgets") -> Outcome:
+        """Between `reset` and `finish`: let the agent work. See `Scaffold.run`."""
         ...
 
 

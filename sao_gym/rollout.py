@@ -14,17 +14,20 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
 
 from sao_gym.budgets import Budgets
-from sao_gym.errors import EngineError, EpisodeError, InvariantError, UserError
+from sao_gym.errors import ConfigError, EngineError, EpisodeError, InvariantError, UserError
 from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Clock, Engine, Generation, Sampling, Task, request_seed
 from sao_gym.stream import Outcome, Trajectory, TruncationReason
 from sao_gym.token_env import TokenEnv
+
+if TYPE_CHECKING:
+    from sao_gym.lazy_gateway import LazyGateway
 
 T = TypeVar("T")
 GRADING_S = 300.0
@@ -73,6 +76,8 @@ async def white_box(
     `on_version` hears the engine's version when the first token is asked for, and the exact one once it is sampled.
     Raises UserError and InvariantError; anything else that fails is an outcome `error`.
     """
+    if getattr(env.unwrapped, "drives_itself", False):
+        raise ConfigError(f"{type(env.unwrapped).__name__} is driven by an agent program and cannot be stepped")
     progress = _Progress(clock)
     start, admitted = clock.now(), engine.version
     outcome: Outcome | None = None
@@ -256,6 +261,7 @@ class EnvPool:
         self._budgets = budgets
         self._context_length = context_length
         self._free: list[TokenEnv] = []
+        self._gateways: dict[int, LazyGateway] = {}
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[TokenEnv]:
@@ -271,13 +277,46 @@ class EnvPool:
         else:
             self._free.append(env)
 
+    async def run(
+        self,
+        env: TokenEnv,
+        engine: Engine,
+        episode: Episode,
+        *,
+        sampling: Sampling,
+        clock: Clock,
+        on_version: Callable[[int], None] | None = None,
+    ) -> Trajectory:
+        """One episode of a leased environment: stepped by us, or driven by its own agent through a gateway of the pool's.
+
+        Arguments and errors as those of `white_box`; ConfigError also where a gateway is needed and cannot be had.
+        """
+        if not getattr(env.unwrapped, "drives_itself", False):
+            return await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
+        from sao_gym.lazy_gateway import LazyGateway  # a server is needed for these alone
+        from sao_gym.rollout_black_box import black_box
+
+        lazy = self._gateways.setdefault(id(engine), LazyGateway(engine, self._chat, clock))
+        return await black_box(
+            env,
+            await lazy.opened(),
+            episode,
+            budgets=self._budgets,
+            sampling=sampling,
+            clock=clock,
+            on_version=on_version,
+        )
+
     def _new(self) -> TokenEnv:
         return TokenEnv(self._make(), self._chat, self._budgets, context_length=self._context_length)
 
     async def close(self) -> None:
-        """Close the environments that are free; idempotent."""
+        """Close the environments that are free, and the gateways; idempotent."""
         while self._free:
             await self._free.pop().close_async()
+        while self._gateways:
+            _, lazy = self._gateways.popitem()
+            await lazy.close()
 
 
 def require_training_sampling(sampling: Sampling) -> None:

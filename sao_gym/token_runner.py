@@ -19,7 +19,7 @@ from sao_gym.conversation import conversation_of
 from sao_gym.evaluation_results import EpisodeRun
 from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Clock, Engine, Sampling
-from sao_gym.rollout import EnvPool, Episode, white_box
+from sao_gym.rollout import EnvPool, Episode
 from sao_gym.stream import Trajectory
 
 MakeEnv = Callable[[], gymnasium.Env[tuple[Message, ...], Message]]
@@ -57,7 +57,7 @@ class TokenRunner:
         """One episode. Raises UserError; whatever else fails is an outcome `error` with its stage."""
         asked: list[int] = []
         async with self._pool.lease() as env:
-            trajectory = await white_box(
+            trajectory = await self._pool.run(
                 env, self._engine, episode, sampling=self._sampling, clock=self._clock, on_version=asked.append
             )
         said = last_message(trajectory, self._chat)

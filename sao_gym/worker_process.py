@@ -45,6 +45,12 @@ class AgentProgramError(EpisodeError):
     kind = "agent_program"
 
 
+class AskRefusedError(EpisodeError):
+    """What a program asked for cannot be done: it is told so, and goes on."""
+
+    kind = "worker"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCommand:
     """How a worker is started. `env` is added to PATH, LANG and a HOME of its own."""
@@ -114,7 +120,7 @@ class WorkerProcess:
         """One run; `answer(do, with)` serves what the program asks for meanwhile.
 
         Raises AgentProgramError where the program says that it failed, WorkerError where the process did, and whatever
-        `answer` raises beside EpisodeErrors, which the program is told.
+        `answer` raises but an AskRefusedError, which the program is told.
         """
         self.runs += 1
         await self._send({"run": dict(given)})
@@ -144,7 +150,7 @@ class WorkerProcess:
     async def _serve(self, record: Mapping[str, Any], answer: Answer) -> None:
         try:
             result = {"result": await answer(str(record.get("do")), record.get("with") or {})}
-        except EpisodeError as error:
+        except AskRefusedError as error:
             result = {"error": str(error)}
         await self._send({"answer": record["ask"], **result})
 

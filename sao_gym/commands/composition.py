@@ -32,7 +32,7 @@ from sao_gym.ledger import Ledger, LedgerRow, RowStatus
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.protocols import Chat, Engine, Task, TaskSet
-from sao_gym.rollout import EnvPool, Episode, white_box
+from sao_gym.rollout import EnvPool, Episode
 from sao_gym.runfolder import MANIFEST, RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, find_checkpoints, load_optimizers
@@ -302,7 +302,7 @@ def _runtime(
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
             if turns is not None and isinstance(engine, ToldEngine):
                 engine.tell(episode.uid, turns.lines(env, task, row.attempt))
-            made = await white_box(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
+            made = await pool.run(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
         budget.note(done(made).outcome)
         return made
 

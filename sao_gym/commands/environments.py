@@ -30,6 +30,12 @@ class Environments:
         if make_sandboxes is not None and "sandboxes" not in options and _accepts(kind, "sandboxes"):
             self._sandboxes = make_sandboxes(size, **_taken(make_sandboxes, options))
             self._options["sandboxes"] = self._sandboxes
+        self._program: Any = None
+        if (make_program := getattr(kind, "make_scaffold", None)) is not None:
+            name = options.get("scaffold", inspect.signature(kind).parameters["scaffold"].default)
+            self._program = make_program(name, size) if isinstance(name, str) else None
+        if self._program is not None:
+            self._options["scaffold"] = self._program
         make_judging = getattr(kind, "make_judging", None)
         self.judging: Any = None if make_judging is None else options.get("judging")
         self._owns_judging = make_judging is not None and self.judging is None
@@ -55,10 +61,14 @@ class Environments:
     async def check(self, task: Task | None = None) -> None:
         """Lease one sandbox and give it back. Raises SandboxUnavailableError where isolation cannot be had.
 
+        An agent program's environment is made where there is none, which takes minutes; ConfigError if it cannot be.
+
         It is one for `task`, else for the first task, where tasks name images: there may be no other image.
         """
         if self._sandboxes is not None:
             await on_background(self._lease_once((task or self.tasks[0]).info))
+        if self._program is not None and hasattr(self._program, "prepare"):
+            await self._program.prepare()
 
     async def _lease_once(self, info: Mapping[str, Any]) -> None:
         image = str((info.get("swe") or info).get("image") or self._options.get("image") or "")
@@ -69,6 +79,8 @@ class Environments:
 
     async def close(self) -> None:
         """End the shared sandboxes and judge; idempotent. The environments themselves are closed by who made them."""
+        if self._program is not None:
+            await self._program.close()
         if self._sandboxes is not None:
             await on_background(self._sandboxes.close())
         if self._owns_judging:

@@ -29,7 +29,7 @@ class SandboxEnvironment(LocalEnvironment):
         """Run `action["command"]`; the same record as mini's own."""
         limit = timeout or self.config.timeout
         given = {"command": action.get("command", ""), "cwd": cwd or self.config.cwd, "env": self.config.env}
-        done = lines.ask("exec", timeout_s=limit, merged=True, **given)
+        done = lines.ask("exec", timeout_s=limit, merged=True, entered=True, **given)
         output = {"output": done["stdout"], "returncode": done["exit_code"], "exception_info": ""}
         if done["timed_out"]:
             why = f"Command {given['command']!r} timed out after {limit} seconds"

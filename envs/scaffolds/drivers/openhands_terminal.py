@@ -72,7 +72,7 @@ class SandboxTerminal(TerminalInterface):
 
     def initialize(self) -> None:
         """Start the shell, in the work folder, with the prompt by which OpenHands knows that a command has ended."""
-        done = self._lines.ask("exec", command=START, cwd=self.work_dir, timeout_s=60.0)
+        done = self._lines.ask("exec", command=START, cwd=self.work_dir, timeout_s=60.0, entered=True)
         if done["exit_code"]:
             raise RuntimeError(f"no terminal could be started in the sandbox: {done['stderr'].strip()[-300:]}")
         self._folder = done["stdout"].strip()
