@@ -14,7 +14,7 @@ Example:
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -95,10 +95,12 @@ async def judge_patch(
     limits: ShellLimits = LIMITS,
     timeout_s: float = TIMEOUT_S,
     fractions: bool = False,
+    prepare: Callable[[ShellSandbox], Awaitable[object]] | None = None,
 ) -> SweGrade:
     """Apply a patch (a diff from the base commit, bytes as they are) in a sandbox of its own and run the tests.
 
-    With `fractions` the value is the mean of the parts of FAIL_TO_PASS and PASS_TO_PASS that pass, 0 where doubted.
+    `prepare` makes the sandbox what the agent's was, for images whose repository holds later commits: code under test
+    could take the fix from there. With `fractions` the value is the mean of the parts of FAIL_TO_PASS and PASS_TO_PASS that pass, 0 where doubted.
     Raises SandboxError and GradingError where no verdict can be had, ConfigError without swebench.
     """
     if not patch.strip():
@@ -109,6 +111,8 @@ async def judge_patch(
     starting = asyncio.ensure_future(asyncio.to_thread(REPORTS.get))  # it imports while the tests run
     box = await sandboxes.lease(spec)
     try:
+        if prepare is not None:
+            await prepare(box)
         folder = f"/tmp/.sao-gym-{secrets.token_hex(8)}"
         applied = await apply_patch(box, said, patch, folder)
         if applied.problem:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,10 @@ def task_of(row: Mapping[str, Any]) -> Task:
 # ---------------------------------------------------------------- Flask 2.2.3, which takes flask-5014's patches
 
 FLASK_ID = "pallets__flask-5014"
-FLASK_WHEELS = ("Werkzeug==2.2.3", "Jinja2==3.1.4", "itsdangerous==2.1.2", "click==8.1.7")
+FLASK_WHEELS = (
+    *("Werkzeug==2.2.3", "Jinja2==3.1.4", "itsdangerous==2.1.2", "click==8.1.7", "MarkupSafe==2.1.5"),
+    *("pytest==8.3.5", "pluggy==1.5.0", "iniconfig==2.0.0"),  # its tests use what pytest 9 has no more
+)
 
 
 def flask_root(root_folder: Path, place: Path, cache: Path) -> Path:
@@ -176,9 +179,9 @@ def flask_root(root_folder: Path, place: Path, cache: Path) -> Path:
     site = cache / "site"
     if not (site / "done").exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade", "--target", str(site)]
-        subprocess.run([*pip, *FLASK_WHEELS, "MarkupSafe==2.1.5"], check=True, timeout=300)
+        subprocess.run([*pip, *FLASK_WHEELS], check=True, timeout=300)
         (site / "done").touch()
-    root = new_root(root_folder, place)
+    root = new_root(root_folder, place, tools=("packaging", "pygments", "setuptools", "pip"))
     shutil.copytree(site, root / SITE, dirs_exist_ok=True, ignore=shutil.ignore_patterns("bin", "done", "*.so"))
     with tarfile.open(next(iter(cache.glob("Flask-2.2.3*")))) as archive:
         archive.extractall(place / "sdist", filter="data")
@@ -198,7 +201,7 @@ def flask_row(root: Path, official: Mapping[str, Any], image: str) -> Any:
 # ---------------------------------------------------------------- roots and repositories
 
 
-def new_root(root_folder: Path, place: Path) -> Path:
+def new_root(root_folder: Path, place: Path, tools: Sequence[str] = TOOLS) -> Path:
     """A root folder that shares the files of `root_folder`, with an environment and an empty /testbed."""
     place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o755)
@@ -213,7 +216,7 @@ def new_root(root_folder: Path, place: Path) -> Path:
         (root / BIN / name).symlink_to("/usr/bin/python3")
     environment = "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
     (root / BIN / "../pyvenv.cfg").write_text(environment)
-    for name in TOOLS:
+    for name in tools:
         copy_package(name, root / SITE)
     write_program(root / BIN / "pytest", "import sys\n\nimport pytest\n\nsys.exit(pytest.main())\n")
     return root

@@ -213,10 +213,13 @@ HARMLESS = (
 """What an installation does that is over, set back, or not heard of before the tests are put in."""
 
 
-@pytest.fixture
-async def boxes() -> AsyncIterator[SharedSandboxes]:
-    shared = SharedSandboxes(2)
-    yield shared
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+async def place(request: pytest.FixtureRequest, tiny_root: Path) -> AsyncIterator[tuple[SharedSandboxes, str]]:
+    """Sandboxes of a backend, and the image of the tiny repository there."""
+    backend = str(request.param)
+    image = str(tiny_root) if backend == "local" else str(request.getfixturevalue("tiny_image"))
+    shared = SharedSandboxes(2, backend=backend)
+    yield shared, image
     await shared.close()
 
 
@@ -229,9 +232,10 @@ async def graded(said: SweTask, patch: bytes, boxes: SharedSandboxes) -> SweGrad
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_no_attack_passes(name: str, tiny_root: Path, tmp_path: Path, boxes: SharedSandboxes) -> None:
+async def test_no_attack_passes(name: str, tiny_root: Path, tmp_path: Path, place: tuple[SharedSandboxes, str]) -> None:
+    boxes, image = place
     patch = swe.patch_of(tiny_root, tmp_path, ATTACKS[name])
-    found = await graded(SweTask.of(swe.task_of(swe.tiny_row(str(tiny_root)))), patch, boxes)
+    found = await graded(SweTask.of(swe.task_of(swe.tiny_row(image))), patch, boxes)
     print(name, found and (found.score.detail, found.report.resolved))
     assert found is None or (found.score.value, found.score.passed) == (0.0, False)
     if name in FORGED:
@@ -243,13 +247,21 @@ async def test_no_attack_passes(name: str, tiny_root: Path, tmp_path: Path, boxe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INSTALLED)
 async def test_no_attack_at_installation_passes(
-    name: str, tiny_root: Path, tmp_path: Path, boxes: SharedSandboxes
+    name: str, tiny_root: Path, tmp_path: Path, place: tuple[SharedSandboxes, str]
 ) -> None:
+    boxes, image = place
     patch = swe.patch_of(tiny_root, tmp_path, INSTALLED[name])
-    found = await graded(SweTask.of(swe.task_of(swe.tiny_row(str(tiny_root), install=True))), patch, boxes)
+    found = await graded(SweTask.of(swe.task_of(swe.tiny_row(image, install=True))), patch, boxes)
     print(name, found and (found.score.detail, found.report.resolved))
-    assert found is None or (found.score.value, found.score.passed) == (0.0, False)
     assert found is not None
+    assert (found.score.value, found.score.passed) == (0.0, False)
     if name not in HARMLESS:
         assert found.report.resolved, found.score.detail
         assert found.doubts
+
+
+async def test_gold_passes_on_every_backend(tiny_root: Path, place: tuple[SharedSandboxes, str]) -> None:
+    boxes, image = place
+    found = await graded(SweTask.of(swe.task_of(swe.tiny_row(image))), swe.TINY_GOLD.encode(), boxes)
+    assert found is not None
+    assert (found.score.value, found.doubts) == (1.0, ())
