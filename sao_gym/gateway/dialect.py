@@ -30,9 +30,12 @@ class Dialect(Protocol):
         ...
 
 
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def encoded(value: Any) -> bytes:
     """JSON as bytes; letters outside ASCII are escaped, so that halves of pairs pass too."""
-    return json.dumps(value, separators=(",", ":"), default=str).encode()
+    return _json(value).encode()
 
 
 def event(value: Any, name: str | None = None) -> bytes:

@@ -20,6 +20,7 @@ from sao_gym.errors import ConfigError
 
 Record = Mapping[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 
 
@@ -55,10 +56,19 @@ def hear(record: Record) -> Heard:
         raise ConfigError(f"message role must be one of {sorted(_ROLES)}, got {given!r}")
     calls = _calls(record) if role == "assistant" else []
     answers = record.get("tool_call_id") if role == "tool" else None
-    said = [role, content_text(record).strip(), answers, [(name, arguments) for _, name, arguments in calls]]
-    text = json.dumps(said, separators=(",", ":"), default=str)
-    key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    return Heard(key, role, tuple(call_id for call_id, _, _ in calls))
+    said = [role, content_text(record).strip(), "" if answers is None else str(answers)]
+    for _, name, arguments in calls:
+        said += [str(name), arguments]
+    return Heard(_key(said), role, tuple(call_id for call_id, _, _ in calls))
+
+
+def _key(texts: Sequence[str]) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        raw = text.encode("utf-8", "surrogatepass")
+        made.update(len(raw).to_bytes(8, "big"))
+        made.update(raw)
+    return made.digest()
 
 
 def content_text(record: Record) -> str:
@@ -89,7 +99,7 @@ def canonical(arguments: Any) -> str:
         return "{}"
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return _sorted_json(value)
     except (ValueError, TypeError, RecursionError):
         return str(arguments).strip()
 
@@ -98,8 +108,7 @@ def tools_key(tools: Sequence[Record]) -> bytes:
     """One key for a list of tools, whatever its order and the order of keys in it."""
     if not tools:
         return b""
-    texts = sorted(json.dumps(tool, sort_keys=True, separators=(",", ":")) for tool in tools)
-    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).digest()
+    return _key(sorted(_sorted_json(tool) for tool in tools))
 
 
 def _calls(record: Record) -> list[tuple[str, Any, str]]:

@@ -47,10 +47,9 @@ async def test_what_was_sampled_is_scored_the_same(model: Any) -> None:
         assert record.info["breaks"] == {"history_edited": 1}
         assert [len(stream.actions) for stream in record.streams] == [5, 1, 1]
         await check_scores(engine, record.streams)
-        with pytest.raises(AssertionError, match="Not equal"):  # the check sees a shift by one
-            scores = await engine.score(record.streams[0].token_ids, 0.7)
-            wrong = scores[record.streams[0].action_positions - 1]
-            np.testing.assert_allclose(wrong, record.streams[0].behavior_logprobs, atol=1e-4)
+        stream = record.streams[0]
+        shifted = (await engine.score(stream.token_ids, 0.7))[stream.action_positions - 1]
+        assert abs(shifted - stream.behavior_logprobs).max() > 1e-2  # the check would see a shift by one
     finally:
         await engine.close()
 
