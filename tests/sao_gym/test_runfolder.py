@@ -151,3 +151,11 @@ def test_default_names() -> None:
     assert default_path("quickstart", now) == Path("runs/quickstart-20260102-030405")
     assert default_path("my/env.py:Maze", now) == Path("runs/my-env.py-Maze-20260102-030405")
     assert default_path("../..", now) == Path("runs/run-20260102-030405")
+
+
+def test_a_mark_stands_in_every_line_from_then_on(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "r") as run:
+        run.append_metrics({"step": 1})
+        run.mark(contaminated=True)
+        run.append_metrics({"step": 2, "contaminated": False})
+        assert run.read_metrics() == [{"step": 1}, {"step": 2, "contaminated": True}]

@@ -18,7 +18,6 @@ from sao_gym.commands.eval_run import answer_of
 from sao_gym.commands.eval_targets import Target, open_targets
 from sao_gym.config import Origin, dump
 from sao_gym.conversation import conversation_of
-from sao_gym.errors import ConfigError
 from sao_gym.jsonl import read_jsonl, write_jsonl
 from sao_gym.parquet import read_trajectories
 

@@ -99,6 +99,25 @@ def test_a_benchmark_by_name_comes_with_its_environment_and_where_it_is_from(
     assert found.describe().startswith("8 tasks of aime2025, in python_math")
 
 
+def test_issues_are_compared_by_what_names_them(
+    opened: Callable[..., HeldoutTasks], data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out split is SWE-Bench Verified; forms that issues share are no overlap, an issue under another id is one."""
+    monkeypatch.setenv("SAO_GYM_DATA", str(data_dir))
+    env = ("--env", "swe_verified")
+    verified = make_tasks("swe_verified", split="heldout")
+    stock = Task(id="a__b-1", prompt="\n".join(verified[0].prompt.splitlines()[1:]), info={"swe": {}})
+    clean = opened(ListTaskSet("train", [stock]), *env)
+    assert (clean.name, len(clean.tasks), clean.is_contaminated) == ("swe_verified", 8, False)
+    seen = ListTaskSet("train", [stock, Task(id="a__b-2", prompt=verified[1].prompt.upper(), info={"swe": {}})])
+    marked = opened(seen, *env)
+    assert [one.benchmark_id for one in marked.overlaps] == [verified[1].id]
+    named = (*env, "--evaluation.bench", "swe_verified")
+    assert not opened(ListTaskSet("train", [stock]), *named).is_contaminated
+    with pytest.raises(ConfigError, match=f"{verified[1].id} is the text of a__b-2"):
+        opened(seen, *named)
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
