@@ -45,9 +45,7 @@ class EnvConfig:
     judge_model: str | None = setting(
         None, help="model that judges, where the environment has a judge behind an API", alias="judge-model"
     )
-    judge_base: str | None = setting(
-        None, help="URL of the API that judges (OpenAI-compatible)", alias="judge-base"
-    )
+    judge_base: str | None = setting(None, help="URL of the API that judges (OpenAI-compatible)", alias="judge-base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +115,42 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SGLangConfig:
+    """SGLang servers: those at `urls`, else as many as asked for, started with the run and ended with it."""
+
+    urls: list[str] = setting([], help="running servers to attach to; empty: the run starts its own", source="ours")
+    servers: int = setting(1, help="servers that the run starts", source="ours")
+    python: str | None = setting(
+        None, help="python of an SGLang environment; unset: the one that sao-gym workers install sglang made"
+    )
+    gpus: list[int] = setting([], help="GPUs of the servers, shared out evenly; empty: what each server finds")
+    args: list[str] = setting([], help="further arguments for sglang.launch_server, one word an item", source="ours")
+    transport: Literal["disk", "tensor", "distributed"] = setting(
+        "disk",
+        help="how weights travel: over a folder that all see, over this machine's memory, or over a process group",
+    )
+    folder: str | None = setting(None, help="folder of the weights for transport = disk; unset: in the run's own")
+    host: str = setting("127.0.0.1", help="this machine's address as servers see it, for transport = distributed")
+    backend: Literal["gloo", "nccl"] = setting("gloo", help="backend of the process group")
+    bucket_mb: int = setting(512, help="megabytes of weights that travel at a time", source="ours")
+    start_s: float = setting(600.0, help="longest wait for a server to be ready", source="ours")
+
+    def __post_init__(self) -> None:
+        _at_least("engine.sglang.", 1, servers=self.servers, bucket_mb=self.bucket_mb)
+        _above_0("engine.sglang.", start_s=self.start_s)
+        if len(self.gpus) % self.servers:
+            raise ConfigError(
+                f"engine.sglang.gpus = {self.gpus} cannot be shared out evenly over engine.sglang.servers = {self.servers}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What samples the tokens."""
 
-    kind: Literal["local", "scripted"] = setting(
+    kind: Literal["local", "scripted", "sglang"] = setting(
         "local",
-        help="local: transformers inside this process; scripted: the same, but it says what it is told",
+        help="local: transformers inside this process; scripted: the same, but it says what it is told; sglang: servers",
         source="ours",
         alias="engine",
     )
@@ -135,16 +163,26 @@ class EngineConfig:
         help="most tokens of a request; unset: the model's own limit or the episode budget",
         source="ours",
     )
-    kv: Literal["in_place", "recompute"] = setting(
-        "in_place", help="what becomes of the KV cache at a publication", source="ours"
+    kv: Literal["in_place", "recompute", "abort"] = setting(
+        "in_place",
+        help="what becomes of the KV cache at a publication; abort (sglang alone): requests come back and are sent again",
+        source="ours",
     )
     deterministic: bool = setting(
         False, help="one request per forward pass: results do not depend on their company", source="ours"
     )
     threads: int = setting(1, help="torch threads of the engine", source="ours")
 
+    probe_tolerance: float = setting(
+        1e-3, help="largest difference of a log-prob between engine and learner after a publication", source="ours"
+    )
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
+
     def __post_init__(self) -> None:
         _at_least("engine.", 1, slots=self.slots, context_length=self.context_length, threads=self.threads)
+        _above_0("engine.", probe_tolerance=self.probe_tolerance)
+        if self.kv == "abort" and self.kind != "sglang":
+            raise ConfigError(f"engine.kv = abort is for engine.kind = sglang, not for {self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,6 +503,26 @@ TRAIN_RULES = (
         "loss.detach_ratio", lambda c: c.loss.policy in ("ppo", "cispo"), "loss.policy has a rule of its own for it"
     ),
     InertRule("engine.completions", lambda c: c.engine.kind != "scripted", "engine.kind is not scripted"),
+    *(
+        InertRule(key, lambda c: c.engine.kind == "sglang", "engine.kind is sglang, whose servers have their own")
+        for key in ("engine.slots", "engine.deterministic", "engine.threads")
+    ),
+    InertRule("engine.sglang", lambda c: c.engine.kind != "sglang", "engine.kind is not sglang"),
+    *(
+        InertRule(
+            f"engine.sglang.{name}", lambda c: bool(c.engine.sglang.urls), "engine.sglang.urls names running ones"
+        )
+        for name in ("servers", "python", "gpus", "args", "start_s")
+    ),
+    InertRule("engine.sglang.folder", lambda c: c.engine.sglang.transport != "disk", "the transport is not disk"),
+    *(
+        InertRule(
+            f"engine.sglang.{name}",
+            lambda c: c.engine.sglang.transport != "distributed",
+            "engine.sglang.transport is not distributed",
+        )
+        for name in ("host", "backend")
+    ),
     InertRule(
         "engine.kv",
         lambda c: c.staleness.max_staleness == 0,

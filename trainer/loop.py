@@ -151,7 +151,13 @@ class Training:
         self._on_histograms = on_histograms
         self._evaluator = evaluator
         self._source: ModuleWeights | None = None
-        self._publisher = Publisher(parts.engine, parts.clock, self._on_published, deadline_s=parts.config.deadline_s)
+        self._publisher = Publisher(
+            parts.engine,
+            parts.clock,
+            self._on_published,
+            deadline_s=parts.config.deadline_s,
+            tolerance=parts.config.engine.probe_tolerance,
+        )
         self._published: PublicationReport | None = None
         self._publication_began = 0.0
         self._waiting: Future[Batch] | None = None

@@ -74,11 +74,20 @@ def make_probe(actor: Actor, token_ids: Ids) -> Probe:
 class Publisher:
     """Publishes to one engine. `on_change` is called on the event loop when the engine's version went up."""
 
-    def __init__(self, engine: Engine, clock: Clock, on_change: Callable[[], None], *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        on_change: Callable[[], None],
+        *,
+        deadline_s: float,
+        tolerance: float = PROBE_TOLERANCE,
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._on_change = on_change
         self._deadline_s = deadline_s
+        self._tolerance = tolerance
         self._pending: Future[PublicationReport] | None = None
 
     def start(self, source: ModuleWeights, version: int, probe: Probe) -> None:
@@ -118,9 +127,9 @@ class Publisher:
         self._on_change()
         scored = await self._engine.score(probe.token_ids)
         error = float(np.abs(scored - probe.logprobs).max())
-        if not error <= PROBE_TOLERANCE:
+        if not error <= self._tolerance:
             raise InvariantError(
-                f"engine and learner disagree by {error:.2e} on version {version} (at most {PROBE_TOLERANCE:g}): the "
+                f"engine and learner disagree by {error:.2e} on version {version} (at most {self._tolerance:g}): the "
                 "engine does not compute what it was sent"
             )
         return PublicationReport(

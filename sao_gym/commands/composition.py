@@ -4,9 +4,11 @@
 the run folder says that it holds a run.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version as package_version
@@ -26,6 +28,7 @@ from sao_gym.commands.heldout import Heldout, rewind_evaluations
 from sao_gym.commands.heldout_tasks import open_tasks
 from sao_gym.commands.policy import env_options, make_budgets, make_engine, training_sampling
 from sao_gym.commands.scripted_policy import ScriptedTurns, tiny_policy
+from sao_gym.commands.sglang_engine import make_sglang_engine
 from sao_gym.engines.told import ToldEngine
 from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
 from sao_gym.ledger import Ledger, LedgerRow, RowStatus
@@ -89,9 +92,9 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
         stack.callback(trainee.learner.stop)
         learner, state = trainee.learner, trainee.state
         chat = make_chat(trainee.tokenizer, config.model.chat, describe_tools=config.model.describe_tools)
-        engine = _engine(config, learner, state, clock, stack)
+        engine = _engine(config, learner, state, clock, stack, folder.path)
         is_copied = given is not None and config.evaluation.every is not None and config.evaluation.weights == "copy"
-        copy = _engine(config, learner, state, clock, stack) if is_copied else None
+        copy = _engine(config, learner, state, clock, stack, folder.path) if is_copied else None
         budgets = make_budgets(config.rollout)
         pool = EnvPool(environments.make, chat, budgets, context_length=engine.context_length)
         stack.callback(lambda: run_blocking(pool.close()))
@@ -160,8 +163,12 @@ def _say_contamination(tasks: TaskSet, folder: RunFolder) -> None:
         print(f"CONTAMINATED: {caution}; what this run learns says nothing about that benchmark", flush=True)
 
 
-def _engine(config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack) -> Engine:
+def _engine(
+    config: TrainConfig, learner: Learner, state: RunState, clock: SystemClock, stack: ExitStack, run: Path
+) -> Engine:
     """An engine with the learner's present weights, closed with the run."""
+    if config.engine.kind == "sglang":
+        return make_sglang_engine(config, learner.model, run, version=state.version, clock=clock, stack=stack)
     engine: Engine = make_engine(
         config.engine,
         config.rollout,
@@ -302,6 +309,10 @@ def _runtime(
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
             if turns is not None and isinstance(engine, ToldEngine):
                 engine.tell(episode.uid, turns.lines(env, task, row.attempt))
+            inner: Any = env.unwrapped
+            if getattr(inner, "grades_apart", False):
+                heard = asyncio.get_running_loop().call_soon_threadsafe
+                inner.on_grading = partial(heard, runtime.begin_scoring, row.number)
             made = await pool.run(env, engine, episode, sampling=sampling, clock=clock, on_version=on_version)
         budget.note(done(made).outcome)
         return made
