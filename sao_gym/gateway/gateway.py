@@ -28,10 +28,11 @@ from sao_gym.errors import ConfigError
 from sao_gym.gateway.app import make_app
 from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.gate import Gate
+from sao_gym.gateway.record import EpisodeRecord
 from sao_gym.gateway.refusals import Refusal
 from sao_gym.gateway.sampled import TextChat
 from sao_gym.gateway.server import Address, served
-from sao_gym.gateway.session import EpisodeRecord, Session
+from sao_gym.gateway.session import Session
 from sao_gym.gateway.settings import GatewaySettings
 from sao_gym.protocols import Clock, Engine, Sampling
 from sao_gym.rollout import Episode

@@ -8,45 +8,30 @@ the end; a length-truncated action ends the episode (trap 19); every wait has a 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sao_gym.budgets import Budgets, Limit
-from sao_gym.errors import EngineError, EpisodeError, InvariantError
+from sao_gym.errors import DeadlineError, EngineError, EpisodeError
 from sao_gym.gateway.allowance import Allowance
 from sao_gym.gateway.asked import Asked
 from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.gate import Gate
 from sao_gym.gateway.prompts import Prompt, Prompts
+from sao_gym.gateway.record import EpisodeRecord, final_outcome, make_record
 from sao_gym.gateway.refusals import Refusal
 from sao_gym.gateway.retry import Retries, Retry
 from sao_gym.gateway.sampled import TextChat, cut_at
 from sao_gym.gateway.settings import GatewaySettings
 from sao_gym.gateway.shown import show, show_text
-from sao_gym.gateway.streams import auxiliary_streams_of, streams_of
 from sao_gym.gateway.tree import Node, Tree
 from sao_gym.messages import ToolCall
 from sao_gym.protocols import Clock, Engine, Generation, Sampling, request_seed
 from sao_gym.remote_failures import Meaning, read_failure
 from sao_gym.rollout import Episode, require_sound, within
-from sao_gym.stream import Ids, Outcome, StopReason, TokenStream, TruncationReason
-
-AGENT_FAILED = "agent"
-"""Outcome kind of an agent program that ended badly by itself. It yields to a budget that made it do so."""
+from sao_gym.stream import Ids, Outcome, StopReason, TruncationReason
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeRecord:
-    """What an episode left: `streams` to train on, `auxiliary` ones not, and JSON values for `Trajectory.info`."""
-
-    streams: tuple[TokenStream, ...]
-    auxiliary: tuple[TokenStream, ...]
-    outcome: Outcome
-    info: Mapping[str, Any]
-    engine_s: float
-    admitted_version: int
 
 
 class Session:
@@ -294,42 +279,19 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for is_auxiliary in (False, True):
-            if is_auxiliary and not self._allowance.auxiliary:
-                continue
+        for is_auxiliary in (False, True) if self._allowance.auxiliary else (False,):
             try:
                 await self._engine.end_session(self.engine_session(is_auxiliary))
-            except EngineError as error:
+            except (EngineError, DeadlineError) as error:
                 _log.warning("the engine kept the session of episode %s: %s", self.episode.uid, error)
         if self._record is None:
-            self._record = self._make_record(outcome)
+            self._record = make_record(
+                self.tree,
+                self.counts,
+                outcome=final_outcome(outcome, failure=self._failure, truncation=self.truncation),
+                asked=self._asked,
+                engine_s=self._engine_s,
+                admitted_version=self._admitted_version,
+            )
             self._retries.clear()
         return self._record
-
-    def _make_record(self, outcome: Outcome | None) -> EpisodeRecord:
-        streams = streams_of(self.tree.nodes)
-        trained = [node for node in self.tree.nodes if not node.is_auxiliary]
-        sampled = sum(len(node.generation.token_ids) for node in trained)
-        if sum(stream.n_action for stream in streams) != sampled:
-            raise InvariantError(f"the streams of episode {self.episode.uid} do not hold each of {sampled} tokens once")
-        self.counts.streams += len(streams)
-        self.counts.stream_tokens += sum(len(stream) for stream in streams)
-        self.counts.delivered += sum(node.is_delivered for node in self.tree.nodes)
-        return EpisodeRecord(
-            streams=streams,
-            auxiliary=auxiliary_streams_of(self.tree.nodes),
-            outcome=self._outcome(outcome),
-            info={**self.counts.as_info(), "asked_sampling": [dict(asked) for asked in self._asked]},
-            engine_s=self._engine_s,
-            admitted_version=self._admitted_version,
-        )
-
-    def _outcome(self, given: Outcome | None) -> Outcome:
-        """A failure of ours or the driver's first, then a budget that was run into, then what the driver said."""
-        if self._failure is not None:
-            return Outcome.error(self._failure)
-        if given is not None and given.is_error and given.reason != AGENT_FAILED:
-            return given
-        if self.truncation is not None:
-            return Outcome.truncated(self.truncation)
-        return given or Outcome.terminated()
