@@ -21,9 +21,22 @@ from sao_gym.writing_styles import PLAIN, STYLES
 
 Pairs = Sequence[tuple[Labelled, Verdict]]
 _FILLER = (
-    "After that we went home and had supper at the usual time. Nothing else happened on that day. The next day was much "
-    "like it, and so was the day after. We talked about it once or twice and then turned to other things."
+    "After that we went home and had supper at the usual time.",
+    "Nothing else happened on that day.",
+    "The next morning it was cold, so Peter lit the stove and made coffee.",
+    "Anna came by at ten with the papers from the office.",
+    "There was a bill for the water and a card from her brother in Leeds.",
+    "We put both on the shelf.",
+    "Later somebody called about the car, but it had been sold in May.",
+    "The shop on the corner was open again, with new people behind the counter.",
+    "They had bread, milk, soap and string.",
+    "In the evening the lights went out for an hour, and we played cards.",
+    "Peter won twice.",
+    "On Sunday the bus did not run, which made the walk to the station a long one.",
+    "Everyone had a seat on the train.",
+    "By then the rain had stopped, and it was dry for the rest of the week.",
 )
+"""Plain sentences about nothing; none of them is said twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +146,13 @@ async def _ask(judge: Judge, gold: Sequence[Labelled], labels: Sequence[str]) ->
 
 
 def _padded(one: Labelled) -> Labelled:
-    """The same text, about twice as long, and a few sentences longer at least."""
-    times = 1 + len(words_of(one.text)) // len(words_of(_FILLER))
-    text = " ".join([one.text, *[_FILLER] * times])
-    return Labelled(request=one.request, text=text, style=one.style, quality=one.quality)
+    """The same text with plain sentences after it: as many words again, and three sentences at least."""
+    added: list[str] = []
+    for sentence in _FILLER:
+        if len(added) >= 3 and len(words_of(" ".join(added))) >= len(words_of(one.text)):
+            break
+        added.append(sentence)
+    return Labelled(request=one.request, text=" ".join([one.text, *added]), style=one.style, quality=one.quality)
 
 
 def _pairs(gold: Sequence[Labelled], asked: _Asked) -> Pairs:

@@ -25,7 +25,7 @@ from sao_gym.writing_styles import PLAIN
 VERSION = "rule-1"
 _PASSAGE = 12
 """Words of a passage."""
-_SIGNS = re.compile(r"(?:[^\w\s]\s*){16}")
+_SIGNS = re.compile(r"(?:[^\w\s]\s*|\d\s*){24}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
