@@ -204,6 +204,13 @@ def task_options(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("tasks", "mapping", *(_task_parameters(spec(name)) or ()))))
 
 
+def file_options(name: str) -> tuple[str, ...]:
+    """Arguments that `make_tasks` takes beside `tasks` and `mapping` where `tasks` names a file. Raises RegistryError."""
+    made = spec(name)
+    own = _task_parameters(made) or ()
+    return tuple(key for key in own if key not in ("tasks", "mapping", "split")) if "tasks" in own else ()
+
+
 def resolve(reference: str) -> Any:
     """The object behind `package.module:name` or `path/file.py:name`. Raises RegistryError."""
     module_name, _, attribute = reference.rpartition(":")

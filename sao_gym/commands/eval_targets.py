@@ -18,7 +18,7 @@ from sao_gym.commands.eval_config import EvalConfig, TasksConfig
 from sao_gym.errors import ConfigError, RegistryError
 from sao_gym.evaluation import episode_uid, take
 from sao_gym.protocols import Task, TaskSet
-from sao_gym.registry import make_tasks, names, spec
+from sao_gym.registry import file_options, make_tasks, names, spec
 from sao_gym.registry import resolve as find_object
 from sao_gym.tasks.base import ListTaskSet, hash_tasks
 from sao_gym.tasks.benchmarks import BENCHMARKS, environment_of, load_benchmark
@@ -56,7 +56,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One benchmark before anything is opened; without `tasks` it is the environment that has them."""
+    """One benchmark before anything is opened; without `tasks` it is the environment that has them.
+
+    `used` are the environment's options that went into the making of the tasks.
+    """
 
     name: str
     env: str
@@ -64,6 +67,7 @@ class _Plan:
     tasks: TaskSet | None = None
     taken: tuple[Task, ...] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    used: tuple[str, ...] = ()
 
 
 async def open_targets(
@@ -91,11 +95,13 @@ def _plans(config: EvalConfig, recorded: Mapping[str, Recorded]) -> list[_Plan]:
     env = config.env
     if not env.bench:
         name = _env_name(env, env.name or "python_math")
-        given = None
+        given, for_tasks = None, {}
         if env.tasks is not None:
             again = next((_again(recorded, known) for known in recorded), None)  # there is but one
-            given = again or make_tasks(name, tasks=env.tasks, mapping=env.mapping)
-        return [_Plan(name=given.name if given else name, env=name, samples=_samples(config, None), tasks=given)]
+            for_tasks = {key: env.options[key] for key in file_options(name) if key in env.options}
+            given = again or make_tasks(name, tasks=env.tasks, mapping=env.mapping, **for_tasks)
+        title = given.name if given else name
+        return [_Plan(name=title, env=name, samples=_samples(config, None), tasks=given, used=tuple(for_tasks))]
     return [_bench_plan(config, name, recorded) for name in env.bench]
 
 
@@ -152,7 +158,7 @@ def _samples(config: EvalConfig, name: str | None) -> int:
 
 
 def _open(plan: _Plan, config: EvalConfig, recorded: Mapping[str, Recorded], prefix: str) -> Target:
-    options = dict(config.env.options)
+    options = {key: value for key, value in config.env.options.items() if key not in plan.used}
     if plan.tasks is not None:
         options["tasks"] = plan.tasks
     elif split := config.env.split or ("heldout" if _has_split(plan.env) else None):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 from sao_gym.errors import ConfigError, SaoGymError
 from sao_gym.model_size import folder_parameters, known_parameters
 from sao_gym.preflight import Check, gib, table
-from sao_gym.protocols import TaskSet
+from sao_gym.protocols import Task, TaskSet
 from sao_gym.registry import make_tasks, resolve, spec, task_options
+from sao_gym.tasks.base import ListTaskSet
 from sao_gym.trainer.config import TrainConfig
 
-OPTIMIZER_BYTES, WEIGHT_BYTES = 12, 4
-"""Per parameter: AdamW's two moments and a gradient; a float32 weight."""
+WEIGHT_BYTES, MOMENT_BYTES, OPTIMIZER_BYTES = 4, 8, 12
+"""Per parameter: a float32 weight; AdamW's two moments; those and a gradient."""
+EMBEDDED = ("local", "scripted")
+SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+"""What `accelerate launch` sets where it shards weights."""
 
 
 def require_ready(config: TrainConfig) -> None:
@@ -45,13 +50,21 @@ def training_checks(config: TrainConfig) -> list[Check]:
         disk_check(config, parameters),
     ]
     tasks, about_tasks = tasks_check(config)
-    return [*checks, about_tasks, *_own_checks(config, tasks)]
+    heldout, about_heldout = heldout_check(config)
+    return [*checks, about_tasks, *about_heldout, *_own_checks(config, _both(tasks, heldout))]
+
+
+def _both(tasks: TaskSet | None, heldout: Sequence[Task]) -> TaskSet | None:
+    """Training tasks, and those that are evaluated on in the same environment."""
+    if tasks is None or not heldout:
+        return tasks
+    named = {task.id: task for task in (*(tasks[index] for index in range(len(tasks))), *heldout)}
+    return ListTaskSet(tasks.name, named.values())
 
 
 def _own_checks(config: TrainConfig, tasks: TaskSet | None) -> Sequence[Check]:
     try:
-        reference = spec(config.env.name).preflight
-        hook = resolve(reference) if isinstance(reference, str) else reference
+        hook = own_checks_of(config)
         own: Sequence[Check] = hook(tasks, _options(config)) if hook is not None else ()
     except SaoGymError as error:
         return [Check.missing("environment", str(error), "--env NAME")]
@@ -60,6 +73,18 @@ def _own_checks(config: TrainConfig, tasks: TaskSet | None) -> Sequence[Check]:
 
 def _options(config: TrainConfig) -> dict[str, Any]:
     return dict(config.env.options) | ({"tasks": config.env.tasks} if config.env.tasks else {})
+
+
+def _task_options(config: TrainConfig) -> dict[str, Any]:
+    """What the factory of the tasks takes of the environment's options."""
+    known = task_options(config.env.name)
+    return {key: value for key, value in _options(config).items() if key in known}
+
+
+def own_checks_of(config: TrainConfig) -> Any:
+    """The function that makes an environment's own checks; None where it has none. Raises RegistryError."""
+    reference = spec(config.env.name).preflight
+    return resolve(reference) if isinstance(reference, str) else reference
 
 
 # -- the model
@@ -97,35 +122,49 @@ def model_check(config: TrainConfig) -> Check:
 # -- memory and disk
 
 
-def training_bytes(parameters: int, config: TrainConfig) -> int:
-    """Weights, gradients and optimiser states of one device, without activations and KV cache.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """At least, and at most: how much of the critic is frozen, and needs no more than its weights, is not known yet."""
 
-    Policy and critic hold float32 weights with a gradient and AdamW's moments each (the critic's frozen part needs no more
-    than its weights, and is counted in full); each engine holds one more copy of the weights.
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return gib(self.least) if gib(self.least) == gib(self.most) else f"{gib(self.least)} to {gib(self.most)}"
+
+
+def training_bytes(parameters: int, config: TrainConfig) -> Bytes:
+    """What one device holds, without activations and KV cache.
+
+    Policy and critic have float32 weights, and for what is trained a gradient and AdamW's two moments; an embedded engine
+    holds one more copy of the policy's weights, and so does a second one for evaluations.
     """
-    networks = 2 if config.loss.has_critic else 1
     evaluates = config.evaluation.every is not None and config.evaluation.weights == "copy"
-    return parameters * (networks * (WEIGHT_BYTES + OPTIMIZER_BYTES) + WEIGHT_BYTES * (2 if evaluates else 1))
+    copies = (1 + int(evaluates)) * int(config.engine.kind in EMBEDDED)
+    per = WEIGHT_BYTES + OPTIMIZER_BYTES + copies * WEIGHT_BYTES
+    critic = (
+        Bytes(least=WEIGHT_BYTES, most=WEIGHT_BYTES + OPTIMIZER_BYTES)
+        if config.loss.has_critic
+        else Bytes(least=0, most=0)
+    )
+    return Bytes(least=parameters * (per + critic.least), most=parameters * (per + critic.most))
 
 
 def memory_check(config: TrainConfig, parameters: int | None) -> Check:
     """Memory of the largest GPU, or of the machine where there is none, against what a run holds."""
     gpus = gpu_bytes()
     there = max(gpus) if gpus else _machine_bytes()
-    kind = (
-        f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, the largest with {gib(there)}"
-        if gpus
-        else f"no GPU, {gib(there)} of memory"
-    )
+    count = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, the largest with" if gpus else "no GPU, memory of"
     if parameters is None:
-        return Check.unknown("memory", f"{kind}; how much is needed is known with the model")
+        return Check.unknown("memory", f"{count} {gib(there)}; how much is needed is known with the model")
     needed = training_bytes(parameters, config)
-    found = f"{gib(needed)} needed for {parameters / 1e9:.3g} billion parameters, activations aside; {kind}"
-    if needed > there:
-        return Check.missing(
-            "memory", found, "a smaller --model or a machine with more; weights are not sharded over devices here"
-        )
-    return Check.ok("memory", found)
+    found = f"{needed} needed for {parameters / 1e9:.3g} billion parameters, activations aside; {count} {gib(there)}"
+    if needed.least <= there:
+        return Check.ok("memory", found)
+    if any(os.environ.get(name) for name in SHARDED):
+        return Check.unknown("memory", f"{found}, over which the launcher shards the weights")
+    remedy = "a smaller --model, or a machine with more; weights are not sharded over devices here"
+    return Check.missing("memory", found, remedy)
 
 
 def gpu_bytes() -> list[int]:
@@ -148,10 +187,11 @@ def disk_check(config: TrainConfig, parameters: int | None) -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     if parameters is None:
         return Check.unknown("disk", f"{gib(free)} free here; how much is needed is known with the model")
-    networks = 2 if config.loss.has_critic else 1
-    needed = (config.checkpoint.keep + 1) * networks * parameters * (WEIGHT_BYTES + 8)
-    found = f"{gib(needed)} needed for {config.checkpoint.keep} checkpoints and one more in the making; {gib(free)} free here"
-    if needed > free:
+    trained, weights = WEIGHT_BYTES + MOMENT_BYTES, WEIGHT_BYTES if config.loss.has_critic else 0
+    count = (config.checkpoint.keep + 1) * parameters
+    needed = Bytes(least=count * (trained + weights), most=count * (trained + (trained if weights else 0)))
+    found = f"{needed} needed for {config.checkpoint.keep} checkpoints and one in the making; {gib(free)} free here"
+    if needed.least > free:
         return Check.missing("disk", found, "--out on a larger disk, or a smaller --checkpoint.keep")
     return Check.ok("disk", found)
 
@@ -171,8 +211,7 @@ def tasks_check(config: TrainConfig) -> tuple[TaskSet | None, Check]:
     """The tasks, where they can be had, and what there is to say about them."""
     options = _options(config)
     try:
-        known = task_options(config.env.name)
-        tasks = make_tasks(config.env.name, **{key: value for key, value in options.items() if key in known})
+        tasks = make_tasks(config.env.name, **_task_options(config))
     except (SaoGymError, OSError) as error:
         needs_library = str(options.get("tasks", "hf:")).startswith("hf:") and find_spec("datasets") is None
         remedy = "pip install 'sao-gym[hub]'" if needs_library else "--tasks FILE"
@@ -181,3 +220,17 @@ def tasks_check(config: TrainConfig) -> tuple[TaskSet | None, Check]:
     notes = [f"{count} left out, {why}" for why, count in left_out.items()]
     notes += [f"CONTAMINATED: {caution}"] if caution else []
     return tasks, Check.ok("tasks", "; ".join([f"{len(tasks)} of {tasks.name}", *notes]))
+
+
+def heldout_check(config: TrainConfig) -> tuple[Sequence[Task], list[Check]]:
+    """The held-out tasks that an evaluation takes, where the environment's own checks want to know them."""
+    if not config.evaluation.is_asked_for or config.evaluation.has_own_tasks:
+        return (), []
+    try:
+        if spec(config.env.name).preflight is None:
+            return (), []
+        tasks = make_tasks(config.env.name, **_task_options(config), split="heldout")
+    except (SaoGymError, OSError) as error:
+        return (), [Check.missing("held-out tasks", str(error), "--evaluation.tasks FILE")]
+    count = min(len(tasks), config.evaluation.episodes)
+    return [tasks[index] for index in range(count)], [Check.ok("held-out tasks", f"{count} of {tasks.name}")]

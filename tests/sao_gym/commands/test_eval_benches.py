@@ -18,6 +18,7 @@ from sao_gym.commands.eval_run import answer_of
 from sao_gym.commands.eval_targets import Target, open_targets
 from sao_gym.config import Origin, dump
 from sao_gym.conversation import conversation_of
+from sao_gym.errors import ConfigError
 from sao_gym.jsonl import read_jsonl, write_jsonl
 from sao_gym.parquet import read_trajectories
 
@@ -98,6 +99,20 @@ async def test_software_engineering_runs_in_its_environment(data_dir: Path) -> N
     assert [task.id for task in plain.tasks] == [task.id for task in target.tasks]
     assert {tool.name for tool in plain.environments.tools} == {"bash", "edit"}
     assert plain.facts["tasks"]["differences"] == []
+
+
+async def test_rows_of_repositories_are_read_as_their_set_has_them(tmp_path: Path) -> None:
+    row = {"repo": "a/b", "base_commit": "0" * 40, "problem_statement": "p", "FAIL_TO_PASS": ["t.py::t"], "patch": ""}
+    write_jsonl(tmp_path / "rows.jsonl", [{**row, "instance_id": f"a__b-{n}", "box": f"x/{n}"} for n in range(6)])
+    words = ("--env", "swe_verified", "--tasks", str(tmp_path / "rows.jsonl"), *MODEL)
+    (named,) = await targets_of(*words, "--columns", "image=box", will_run=False)
+    assert [task.info["swe"]["image"] for task in named.tasks] == [f"x/{n}" for n in range(6)]
+    options = '{images = "y/{id_s}:1", limit = 2}'
+    (drawn,) = await targets_of(*words, "--env.options", options, will_run=False)
+    assert len(drawn.tasks) == 2
+    assert drawn.tasks[0].info["swe"]["image"] == f"y/{drawn.tasks[0].id.replace('__', '_s_')}:1"
+    with pytest.raises(ConfigError, match="takes no argument 'image_names'"):
+        await targets_of(*words, "--columns", "image=box", "--env.options", "{image_names = 1}", will_run=False)
 
 
 def test_names_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -79,19 +79,30 @@ def test_a_model_is_there_or_is_said_to_be_missing(tmp_path: Path) -> None:
 # -- memory and disk
 
 
+def per_parameter(*words: str) -> tuple[float, float]:
+    found = training_bytes(100, config(*words))
+    return found.least / 100, found.most / 100
+
+
 def test_memory_is_that_of_all_copies() -> None:
-    assert training_bytes(100, config()) == 100 * (2 * 16 + 4), "policy, critic, and the engine's copy"
-    assert training_bytes(100, config("--loss.advantage", "global_leave_one_out")) == 100 * (16 + 4)
-    assert training_bytes(100, config("--evaluation.every", "5")) == 100 * (2 * 16 + 8)
-    assert training_bytes(100, config("--evaluation.every", "5", "--evaluation.weights", "live")) == 100 * (2 * 16 + 4)
+    assert per_parameter() == (16 + 4 + 4, 16 + 16 + 4), "policy, critic (frozen or not), and the engine's copy"
+    assert per_parameter("--loss.advantage", "global_leave_one_out") == (16 + 4, 16 + 4)
+    assert per_parameter("--evaluation.every", "5") == (16 + 4 + 8, 16 + 16 + 8)
+    assert per_parameter("--evaluation.every", "5", "--evaluation.weights", "live") == per_parameter()
 
 
 def test_the_largest_gpu_has_to_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "gpu_bytes", lambda: [24 << 30, 80 << 30])
     fits, too_much = memory_check(config(), 10**9), memory_check(config(), 30 * 10**9)
     assert (fits.state, too_much.state) == (CheckState.OK, CheckState.MISSING)
-    assert "34 GiB needed for 1 billion parameters, activations aside; 2 GPUs, the largest with 80 GiB" in fits.found
-    assert "1,006 GiB needed" in too_much.found
+    assert (
+        "22 GiB to 34 GiB needed for 1 billion parameters, activations aside; 2 GPUs, the largest with 80 GiB"
+        in fits.found
+    )
+    assert "671 GiB to 1,006 GiB needed" in too_much.found
+    assert memory_check(config(), 3 * 10**9).state is CheckState.OK, "it may fit: nobody is kept from trying"
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert memory_check(config(), 30 * 10**9).state is CheckState.UNKNOWN
     assert memory_check(config(), None).state is CheckState.UNKNOWN
     monkeypatch.setattr(preflight, "gpu_bytes", list)
     assert "no GPU" in memory_check(config(), 1000).found
@@ -138,6 +149,17 @@ def test_tasks_are_counted_and_contamination_is_said(rows: Callable[..., str]) -
     assert (none.state, none.remedy) == (CheckState.MISSING, "--tasks FILE")
     _, none = tasks_check(config("--env", "nowhere"))
     assert "unknown environment 'nowhere'" in none.found
+
+
+def test_images_of_held_out_tasks_are_wanted_where_they_are_evaluated_on(
+    rows: Callable[..., str], data_dir: Path
+) -> None:
+    options = f'{{backend = "local", data = "{data_dir}"}}'
+    words = ("--env", "swe_verified", "--tasks", rows("a__b-1"), "--env.options", options, "--engine", "scripted")
+    assert training_checks(config(*words))[-1].found == "1 of 1, unpacked folders"
+    checks = training_checks(config(*words, "--evaluation.every", "5", "--evaluation.episodes", "3"))
+    assert {one.name: one.found for one in checks}["held-out tasks"] == "3 of swe_verified"
+    assert checks[-1].found.startswith("1 of 4 are folders with an unpacked root; missing swebench/sweb.eval")
 
 
 # -- together
