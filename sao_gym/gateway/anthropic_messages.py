@@ -67,7 +67,7 @@ class AnthropicMessages:
 
     def events(self, node: Node, asked: Asked, session: Session) -> Iterator[bytes]:
         """See `Dialect`."""
-        nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
+        nothing: Record = {"content": [], "stop_reason": None, "stop_sequence": None}
         start = {**_head(node, asked), **nothing, "usage": {**_input(node), "output_tokens": 0}}
         yield event({"type": "message_start", "message": start}, "message_start")
         for place, block in enumerate(_blocks(node)):

@@ -8,10 +8,10 @@ import asyncio
 import sys
 
 
-async def forward(port, path):  # type: ignore[no-untyped-def]
+async def forward(port: int, path: str) -> None:
     """Listen on 127.0.0.1:port until cancelled; every connection gets one to the unix socket at `path`."""
 
-    async def copy(reader, writer):  # type: ignore[no-untyped-def]
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
                 writer.write(data)
@@ -20,7 +20,7 @@ async def forward(port, path):  # type: ignore[no-untyped-def]
         except OSError:
             writer.close()
 
-    async def connect(reader, writer):  # type: ignore[no-untyped-def]
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(path)
         except OSError:

@@ -49,7 +49,9 @@ class Prompts:
     def of(self, asked: Asked, *, is_first: bool) -> Prompt:
         """The prompt of a call. Raises Refusal for messages that cannot be read or written."""
         try:
-            return self._of_text(asked, is_first) if asked.prompt is not None else self._of_messages(asked, is_first)
+            if asked.prompt is not None:
+                return self._of_text(asked.prompt, is_first)
+            return self._of_messages(asked, is_first)
         except (ConfigError, ModelError) as error:
             raise Refusal.malformed(str(error), "messages") from error
 
@@ -90,23 +92,23 @@ class Prompts:
                 raise
             return self._chat.prompt(plain, tools)
 
-    def _of_text(self, asked: Asked, is_first: bool) -> Prompt:
+    def _of_text(self, said: str | tuple[int, ...], is_first: bool) -> Prompt:
         """A raw prompt goes on from the longest text (or row of ids) that it begins with."""
-        said = asked.prompt
-        text = said if isinstance(said, str) else None
-        ids = None if isinstance(said, str) or said is None else self._checked(said)
-        node = self._tree.longest_text(text) if text is not None else self._tree.longest_ids(ids)
-        if node is None:
-            new = ids if ids is not None else np.asarray(self._chat.codec.encode(text or ""), dtype=np.int32)
-            reason = Reason.START if is_first else Reason.NEW_CONVERSATION
+        if isinstance(said, str):
+            node = self._tree.longest_text(said)
+            rest = said[len(node.text or "") :] if node is not None else said
+            new = np.asarray(self._chat.codec.encode(rest), dtype=np.int32)
         else:
-            rest = text[len(node.text or "") :] if text is not None else ""
-            new = ids[node.n_tokens :] if ids is not None else np.asarray(self._chat.codec.encode(rest), np.int32)
+            ids = self._checked(said)
+            node = self._tree.longest_ids(ids)
+            new = ids[node.n_tokens if node is not None else 0 :]
+        text = said if isinstance(said, str) else None
+        if node is not None:
             reason = Reason.FORKED if node.is_followed else Reason.CONTINUED
-        if node is None and not len(new):
+            return Prompt(parent=node, new_ids=new, reason=reason, echo=EchoKind.EXACT, text=text)
+        if not len(new):
             raise Refusal.malformed("the prompt is empty", "prompt")
-        echo = EchoKind.EXACT if node is not None else None
-        return Prompt(parent=node, new_ids=new, reason=reason, echo=echo, text=text)
+        return Prompt(parent=None, new_ids=new, reason=Reason.START if is_first else Reason.NEW_CONVERSATION, text=text)
 
     def _checked(self, ids: tuple[int, ...]) -> Ids:
         known = len(self._chat.codec.tokenizer)
