@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sao_gym.envs.swe_task import SweTask
 from sao_gym.errors import ConfigError, TaskFileError
 from sao_gym.protocols import Task
 from sao_gym.registry import make_tasks, register
+from sao_gym.tasks import swe
 from sao_gym.tasks._swe_overlap import (
     Known,
     describe_shared,
@@ -346,6 +347,45 @@ def test_two_sets_share_tasks_and_no_stock_phrases() -> None:
     (found,) = swe_overlaps([*here[:1], here[2]], there)
     assert (found.benchmark_id, found.training_ids) == ("a__b-2", ("c__d-1",))
     assert swe_overlaps(here[:2], [Task(id="c__d-2", prompt=f"y{form}", info={"swe": {}})]) == ()
+
+
+# -- the set that is trained on
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder where the datasets library looks before it asks the Hub, which does not answer."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    swe._rows.cache_clear()
+    yield tmp_path
+    swe._rows.cache_clear()
+
+
+def test_what_training_takes_unless_told_otherwise(hub: Path) -> None:
+    (hub / "SWE-Gym/SWE-Gym/data").mkdir(parents=True)
+    row = {key: value for key, value in ROW.items() if key != "image"}
+    rows = [row | {"instance_id": one} for one in ("getmoto__moto-1", of_verified().id, "Project-MONAI__MONAI-2")]
+    parquet.write_table(pa.Table.from_pylist(rows), hub / "SWE-Gym/SWE-Gym/data/train-00000-of-00001.parquet")
+    tasks = make_tasks("swe_verified")
+    assert isinstance(tasks, swe.SweTaskSet)
+    assert [SweTask.of(task).image for task in tasks] == [
+        "xingyaoww/sweb.eval.x86_64.getmoto_s_moto-1:latest",
+        "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-2:latest",
+    ]
+    assert (tasks.name, tasks.left_out, tasks.contamination) == ("swe_gym", {"of SWE-Bench Verified": 1}, "")
+    assert "SWE-Gym/SWE-Gym" in tasks.source
+    assert len(swe_tasks("swe_gym", decontaminate=False)) == 3
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once(hub: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TaskFileError, match="cannot read hf:SWE-Gym/SWE-Gym:train: the Hub does not answer from here"):
+        make_tasks("swe_verified")
+    assert time.monotonic() - began < 10
 
 
 # -- the registry
