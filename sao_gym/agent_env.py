@@ -19,7 +19,7 @@ Example:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,9 +74,12 @@ class Reply:
 class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
     """Base of every environment. Write `respond`; where the score is not the sum of rewards, `grade`.
 
-    `opening`, `respond`, `grade`, `setup` and `teardown` may each be a plain or an `async` method.
+    `opening`, `respond`, `grade`, `setup` and `teardown` may each be a plain or an `async` method. One whose `grade` takes
+    long and needs nothing of the agent's says `grades_apart`: a runtime may then begin another episode beside it, which
+    it hears of through `on_grading`.
     """
 
+    grades_apart = False
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
 
     def __init__(
@@ -101,6 +104,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         self._is_graded = False
         self._is_held = False
         self._score: Score | None = None
+        self.on_grading: Callable[[], None] | None = None
 
     # What a subclass writes
 
@@ -309,6 +313,8 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], Message]):
         """Grade once; what the rewards lack to the score's value is added to the last action's."""
         if self._is_graded:
             return self._score
+        if self.on_grading is not None:
+            self.on_grading()
         try:
             given = await call(self.grade)
         except SaoGymError:

@@ -107,6 +107,7 @@ class Runtime:
         self._clock = clock
         self._options = options
         self._episodes: dict[int, asyncio.Task[None]] = {}
+        self._scoring: set[int] = set()
         self._task_of: dict[int, str] = {}
         self._ready_at: dict[int, float] = {}
         self._members: dict[int, tuple[int, ...]] = {}
@@ -212,6 +213,13 @@ class Runtime:
         """Episodes that run now."""
         return len(self._episodes)
 
+    def begin_scoring(self, number: int) -> None:
+        """An episode has nothing left but its grade, which needs no agent's place: another one may begin."""
+        if number in self._episodes and number not in self._scoring:
+            self._scoring.add(number)
+            self._ledger.set_status(number, RowStatus.SCORING)
+            self.changed()
+
     # -- STEP
 
     def _take(self, rows: list[int], raises_version: bool, waited: float) -> Batch:
@@ -303,16 +311,21 @@ class Runtime:
     # -- ADMIT
 
     def _admit(self) -> None:
-        limit, size = self._options.max_in_flight, self._options.group_size
-        while self._again and len(self._episodes) < limit:
+        size = self._options.group_size
+        while self._again and self._room() >= 1:
             self._launch(self._again.popleft())
-        while len(self._episodes) + size <= limit and self.rule.can_admit(self._engine_version(), size):
+        while self._room() >= size and self.rule.can_admit(self._engine_version(), size):
             group = self._next_group()
             if group is None:
                 return
             self._enter(group)
             for row in group:
                 self._launch(row)
+
+    def _room(self) -> int:
+        """How many more episodes may run: those that are scored beside the others hold no place, up to as many again."""
+        limit, running = self._options.max_in_flight, len(self._episodes)
+        return min(limit - (running - len(self._scoring)), 2 * limit - running)
 
     def _enter(self, group: tuple[LedgerRow, ...]) -> None:
         numbers = tuple(row.number for row in group)
@@ -367,6 +380,7 @@ class Runtime:
             self._failure = self._failure or error
         finally:
             self._episodes.pop(row.number, None)
+            self._scoring.discard(row.number)
             departure = self._departures.pop(row.number, None)
             if departure:
                 departure.running.discard(row.number)

@@ -8,9 +8,9 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
