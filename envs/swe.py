@@ -16,13 +16,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sao_gym.core import Reply
 from sao_gym.envs.sandboxes.finish import finish
 from sao_gym.envs.sandboxes.shared import SharedSandboxes
 from sao_gym.envs.sandboxes.spec import MIB, ShellLimits, ShellSandbox
+from sao_gym.envs.scaffolds.names import SHELL
 from sao_gym.envs.scaffolds.shell import ShellView
 from sao_gym.envs.shell_env import END_ALL, SandboxSource, ShellEnv, last_words
 from sao_gym.envs.swe_files import FILES_S, FilesError
@@ -35,7 +35,7 @@ from sao_gym.envs.terminal import apply_patch_command
 from sao_gym.errors import ConfigError, SandboxError, TaskFileError
 from sao_gym.loops import Caller, on_background
 from sao_gym.messages import Message, ToolCall
-from sao_gym.protocols import Task, TaskSet
+from sao_gym.protocols import Scaffold, Task, TaskSet
 from sao_gym.stream import Score
 
 SYSTEM_PROMPT = (
@@ -46,7 +46,6 @@ SYSTEM_PROMPT = (
     "Nothing has to be committed: when you answer without a tool call, the work tree as it then is counts, and your work "
     "ends."
 )
-SCAFFOLDS = ("shell",)
 MAX_TURNS = 300
 LIMITS = ShellLimits(
     memory_bytes=8192 * MIB, processes=2048, cpus=2.0, disk_bytes=8192 * MIB, output_bytes=MIB, startup_timeout_s=600.0
@@ -59,17 +58,15 @@ class SweEnv(ShellEnv):
 
     `backend` is docker, local, e2b or `package.module:function`; `sandboxes` is shared and outlives the environment.
     `limits` bound the agent's sandbox, `patch_limits` what is taken out of it. With `fractions` the score is the share
-    of tests that pass. `scaffold` names who works: shell, the tools of this environment.
+    of tests that pass. `scaffold` names who works: shell, openhands or mini; see `ShellEnv`.
     """
-
-    grades_apart = True
 
     def __init__(
         self,
         tasks: TaskSet | Sequence[Task],
         *,
         backend: str = "docker",
-        scaffold: str = "shell",
+        scaffold: str | Scaffold = SHELL,
         max_turns: int | None = MAX_TURNS,
         system_prompt: str = SYSTEM_PROMPT,
         sandboxes: SandboxSource | None = None,
@@ -79,11 +76,6 @@ class SweEnv(ShellEnv):
         eval_timeout_s: float = TIMEOUT_S,
         fractions: bool = False,
     ) -> None:
-        if scaffold not in SCAFFOLDS:
-            raise ConfigError(
-                f"scaffold is {scaffold!r}; this environment's agents work through {', '.join(SCAFFOLDS)}: give "
-                f"--env.options '{{scaffold = \"{SCAFFOLDS[0]}\"}}', and say that it is another one than the paper's"
-            )
         if not eval_timeout_s > 0:
             raise ConfigError(f"eval_timeout_s is {eval_timeout_s!r}; give seconds above 0")
         super().__init__(
@@ -94,6 +86,7 @@ class SweEnv(ShellEnv):
             sandboxes=sandboxes,
             limits=limits or LIMITS,
             view=view,
+            scaffold=scaffold,
         )
         self._patch_limits, self._eval_timeout_s, self._fractions = patch_limits, eval_timeout_s, fractions
         self._clear()
@@ -109,8 +102,8 @@ class SweEnv(ShellEnv):
 
     @classmethod
     def make_sandboxes(cls, size: int, *, backend: str = "docker") -> SharedSandboxes:
-        """Sandboxes for `size` agents and as many grades beside them; none in readiness, as each task has its own image."""
-        return SharedSandboxes(2 * size, backend=backend)
+        """Sandboxes to be shared by many environments of this kind; none in readiness, as each task has its own image."""
+        return SharedSandboxes(size, backend=backend)
 
     @property
     def grading_s(self) -> float:
@@ -207,7 +200,6 @@ class SweEnv(ShellEnv):
             self._sandboxes,
             timeout_s=self._eval_timeout_s,
             fractions=self._fractions,
-            prepare=partial(prepare, said=self._said) if self._repository.removed else None,
         )
         self._verdict = graded.info
         return graded.score
