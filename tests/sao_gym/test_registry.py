@@ -13,7 +13,7 @@ from sao_gym import registry
 from sao_gym.envs.arithmetic import ArithmeticEnv, grade_integer
 from sao_gym.errors import ConfigError, RegistryError, TaskFileError
 from sao_gym.jsonl import write_jsonl
-from sao_gym.registry import make, make_tasks, names, register, resolve, spec
+from sao_gym.registry import GYMNASIUM_IDS, make, make_tasks, names, register, resolve, spec
 
 OWN = """
 from sao_gym.core import AgentEnv, Reply
@@ -162,3 +162,8 @@ def test_arguments_that_nothing_reads_are_refused(kwargs: dict[str, Any], words:
     with pytest.raises(ConfigError) as caught:
         make("arithmetic", **kwargs)
     assert words in str(caught.value)
+
+
+def test_gymnasium_knows_every_name_that_is_said_to_be_its_own() -> None:
+    known = {name: gymnasium.spec(name).kwargs for name in GYMNASIUM_IDS}
+    assert known == {name: {"name": short} for name, short in GYMNASIUM_IDS.items()}
