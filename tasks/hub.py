@@ -87,7 +87,7 @@ def _load(path: HubPath) -> Any:
         raise ConfigError(f"reading {path} needs the datasets library; install sao-gym[hub], or give a file")
     if not (Path(path.repo).is_dir() or _is_kept(path.repo) or _is_reachable()):
         raise TaskFileError(  # the library would try for most of a minute before it says so
-            f"cannot read {path}: the Hub does not answer from here, and no copy is kept on this machine; give a local file"
+            f"cannot read {path} from the Hub, which does not answer, and no copy is kept on this machine; give a local file"
         )
     import datasets  # costs seconds, and is an optional extra
 
