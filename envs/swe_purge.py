@@ -115,7 +115,7 @@ purge() {
   removed=0
   if (( stored != reachable || alternates )); then
     local before=$stored
-    G -c repack.writeBitmaps=false -c pack.writeBitmaps=false repack -a -d -n -q 2>"$home/said" ||
+    G -c repack.writeBitmaps=false -c pack.writeBitmaps=false repack -a -d -n -q --window=0 2>"$home/said" ||
       fail "its objects cannot be packed: $(words)"
     rm -f -- "$dir/objects/info/alternates"
     G prune --expire=now 2>"$home/said" || fail "its objects cannot be pruned: $(words)"
