@@ -46,6 +46,11 @@ class MessageEpisode:
         return dict(getattr(self.env.unwrapped, "call_problems", {}))
 
     @property
+    def episode_info(self) -> dict[str, Any]:
+        """What the environment itself keeps with an episode."""
+        return dict(getattr(self.env.unwrapped, "episode_info", {}))
+
+    @property
     def last_action(self) -> Message | None:
         """The policy's latest message, None before the first."""
         return next((message for message in reversed(self.messages) if message.role == "assistant"), None)

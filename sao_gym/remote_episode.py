@@ -22,7 +22,7 @@ from sao_gym.remote_answer import Answer, Finish
 from sao_gym.remote_client import ContextOverflowError, OpenAIClient
 from sao_gym.remote_failures import BAD_REQUEST, SERVER_ERROR
 from sao_gym.remote_request import Conversation, request_body
-from sao_gym.rollout import GRADING_S, Episode, in_time, within
+from sao_gym.rollout import Episode, grading_limit, in_time, within
 from sao_gym.stream import Outcome, Trajectory, TruncationReason
 from sao_gym.usage import Meter
 
@@ -66,7 +66,9 @@ class RemoteEpisode:
                 f"the episode's {seconds:g} s ran out while the API did not answer", kind=self.meter.failing
             )
         grading = self.driver.finish(TruncationReason.WALL_CLOCK)
-        await in_time(self._clock, GRADING_S, grading, "the grade of an episode that ran out of time")
+        await in_time(
+            self._clock, grading_limit(self.driver.env), grading, "the grade of an episode that ran out of time"
+        )
 
     def trajectory(self, *, failed: Outcome | None, seconds: float) -> Trajectory:
         """The record: messages, and no streams. `failed` is the outcome `error` where one befell it."""
@@ -96,6 +98,7 @@ class RemoteEpisode:
                 MESSAGES: [message_to_record(message) for message in driver.messages],
                 "rewards": list(driver.rewards),
                 "call_problems": driver.call_problems if driver.has_begun else {},
+                **(driver.episode_info if driver.has_begun else {}),
                 "models": sorted(self._models),
             },
         )
