@@ -10,7 +10,6 @@ import pytest
 from gateway_world import (
     CHAT,
     END,
-    TOOLS,
     Agent,
     calls,
     counting_engine,
@@ -24,7 +23,7 @@ from gateway_world import (
 
 from sao_gym.budgets import Budgets
 from sao_gym.clock import SystemClock, VirtualClock
-from sao_gym.engines.scripted import Completion, ScriptedEngine
+from sao_gym.engines.scripted import Completion, ScriptedEngine, constant_logprobs
 from sao_gym.errors import ConfigError, EngineError
 from sao_gym.gateway import AGENT_FAILED, Gateway, GatewaySettings
 from sao_gym.protocols import Generation, Sampling
@@ -127,6 +126,15 @@ async def test_a_cut_answer_ends_the_episode(budgets: Budgets, context: int, rea
     assert record.streams[0].actions[-1].stop is StopReason.LENGTH
 
 
+async def test_a_whole_call_before_the_cut_is_not_shown_either() -> None:
+    agent = Agent(engine_of(calls("1") + "and then some more text"))
+    answer = await agent.post("/chat/completions", {"messages": [user("hi")], "max_tokens": len(said(calls("1"))) + 3})
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert "tool_calls" not in choice["message"]
+    await agent.close()
+
+
 async def test_auxiliary_calls_are_bounded_by_number() -> None:
     agent = Agent(counting_engine(), settings=GatewaySettings(max_auxiliary_calls=2), budgets=Budgets(max_turns=1))
     mark = {"x-sao-gym-auxiliary": "1"}
@@ -211,7 +219,7 @@ async def test_a_stop_string_trims_the_text_and_stays_in_the_ids(stop: Any) -> N
     (stream,) = record.streams
     action = stream.actions[0]
     assert CHAT.codec.decode(action.token_ids) == "Thought: é. Observation:"
-    assert len(action.token_ids) == len(action.behavior_logprobs)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(action.behavior_logprobs, constant_logprobs(len(action.token_ids)))
     assert action.stop is StopReason.STOP_STRING
     assert CHAT.codec.decode(stream.segments[2].token_ids).startswith("<|end|><|user|>Observation: 7")
     assert reasons(record) == {"start": 1, "continued": 1}
@@ -418,4 +426,3 @@ async def test_an_empty_generation_trains_nothing() -> None:
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     record = await agent.episode.close()
     assert (record.streams, record.outcome) == ((), Outcome.truncated("wall_clock"))
-    assert TOOLS
