@@ -6,6 +6,9 @@ top of it. The gold patch's own files must not be among the objects; they are co
 goes into the sandbox. Not looked at: the rest of the file system, where an image's package caches or a copy of the
 project in site-packages may be newer than the base.
 
+A repository of 223 000 objects and 110 MB, 33 000 of them to be removed, took 7 s of processor time, and 2 s where nothing
+had to go.
+
 Example:
     repository = await prepare(box, SweTask.of(task))
     repository.head, repository.removed

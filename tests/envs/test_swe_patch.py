@@ -118,7 +118,19 @@ MEDDLING = {
 }
 
 
-@pytest.mark.parametrize("name", MEDDLING)
+FAST = (
+    "committed",
+    "git gone",
+    "git is another program",
+    "git looks away",
+    "the environment lies",
+    "time was set back",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MEDDLING]
+)
 async def test_a_fix_arrives_whatever_was_done_to_git(said: SweTask, name: str) -> None:
     patch = await patch_of(said, FIX, MEDDLING[name])
     assert patch.data.startswith(b"diff --git a/m.py b/m.py\nindex ")
@@ -158,6 +170,15 @@ async def test_an_ignored_file_that_git_tracks_is_carried(said: SweTask) -> None
         patch = await patch_of(image, "echo 2 >a.egg-info/x; echo 3 >a.egg-info/new; echo '!*' >.gitignore")
         assert b"a/a.egg-info/x" in patch.data
         assert patch.left_out == {"ignored": 1}
+
+
+async def test_a_link_that_leads_out_may_go_but_not_come(said: SweTask) -> None:
+    with image_of(said, "ln -s /etc/hosts hosts; ln -s /etc/passwd kept") as image:
+        patch = await patch_of(image, "rm hosts; echo 1 >hosts; ln -sfn /etc/shadow kept; ln -s /etc/group new")
+        got = await tree_after(image, patch=patch.data)
+        assert got["hosts"].startswith("hosts 644 ")
+        assert (got["kept"], "new" in got) == ("kept -> /etc/passwd", False)
+        assert patch.left_out == {"not taken": 2}
 
 
 async def test_folders_and_files_change_places(said: SweTask) -> None:
