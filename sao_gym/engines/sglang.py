@@ -124,6 +124,7 @@ class SGLangEngine:
         self._version = -1
         self._requests: set[_Request] = set()
         self._background: set[asyncio.Task[Any]] = set()
+        self._suspects: set[Server] = set()
         self._http: Http | None = None
         self._fleet: Fleet | None = None
         self._publisher: FleetPublisher | None = None
@@ -246,7 +247,7 @@ class SGLangEngine:
         flight.task = asyncio.ensure_future(self._read(server, body, answer))
         try:
             await asyncio.wait({flight.task})
-            is_lost = self._is_lost(server, flight)
+            is_lost = self._is_lost(flight)
         except asyncio.CancelledError:
             flight.task.cancel()
             self._keep(server.abort(flight.rid))
@@ -257,11 +258,23 @@ class SGLangEngine:
         if is_lost:
             self.counts.lost += 1
             self._keep(server.abort(flight.rid))
+            await self._suspect(server)
             return False
         is_length = answer.finish is not None and answer.finish.type == "length"
         return is_length and request.stop is None  # the server's memory ends before the model's context
 
-    def _is_lost(self, server: Server, flight: Flight) -> bool:
+    async def _suspect(self, server: Server) -> None:
+        """Take a server out at once if it broke an answer off and does not answer now; one request asks for all."""
+        if server in self._suspects or server.state is not ServerState.LIVE:
+            return
+        self._suspects.add(server)
+        try:
+            if not await server.is_ready(READY_S) and server.state is ServerState.LIVE:
+                server.take_out("it broke off an answer and does not answer any more")
+        finally:
+            self._suspects.discard(server)
+
+    def _is_lost(self, flight: Flight) -> bool:
         """Whether the answer broke off. Raises what is no loss."""
         task = flight.task
         if task is None or task.cancelled():

@@ -1,6 +1,8 @@
 """Small models of several architectures, a model with forced logits, and the plain forward pass to compare with."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from sao_gym.models import tiny_llama, tiny_qwen3, tiny_qwen3_moe
 from sao_gym.protocols import Generation
 
 VOCAB = 40
+
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.append(str(Path(__file__).parent))  # helpers of the tests of SGLang: sglang_standin and others
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,17 @@ same form, and so must the next version of the server.
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from sao_gym.engines.sglang_request import generate_body, score_body
+from sao_gym.engines.sglang_server import ServerFacts
 from sao_gym.protocols import Sampling
 
 IDS = list(range(1, 12))
+RECORDING = Path(__file__).with_name("sglang_recording.json")
 
 
 async def converse(url: str) -> list[dict[str, Any]]:
@@ -55,6 +58,8 @@ async def converse(url: str) -> list[dict[str, Any]]:
 
 
 def _read(name: str, data: bytes) -> Any:
+    if name == "facts":
+        return {key: value for key, value in json.loads(data).items() if key in ServerFacts.__struct_fields__}
     if name == "stream":
         events = [event[6:] for event in data.split(b"\n\n") if event.startswith(b"data: {")]
         chunks = [json.loads(event) for event in events]
@@ -95,6 +100,18 @@ def differences(expected: Any, found: Any, where: str = "") -> list[str]:
     if "NoneType" in (found, expected) or found == expected:
         return []
     return [f"{where} is {found}, was {expected}"]
+
+
+def compare(found: list[dict[str, Any]]) -> None:
+    """Fails where a conversation went otherwise than the recorded one."""
+    recorded = json.loads(RECORDING.read_text(encoding="utf-8"))
+    assert [one["call"] for one in found] == [one["call"] for one in recorded]
+    wrong = []
+    for expected, one in zip(recorded, found, strict=True):
+        if expected["status"] != one["status"]:
+            wrong.append(f"{one['call']}: status {one['status']}, was {expected['status']}")
+        wrong += differences(expected["answer"], one["answer"], one["call"])
+    assert not wrong
 
 
 if __name__ == "__main__":

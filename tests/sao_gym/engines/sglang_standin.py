@@ -204,10 +204,8 @@ class StandIn:
             await self._running.wait()
             return web.json_response(self._scored(body))
         if not body["stream"]:
-            last: dict[str, Any] = {}
-            async for last in self._sampled(body, every=1 << 30):
-                pass
-            return web.json_response(last)
+            whole = [chunk async for chunk in self._sampled(body, every=1 << 30)]
+            return web.json_response(whole[-1])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         drop = self.drop_after.pop(0) if self.drop_after else None
@@ -247,8 +245,11 @@ class StandIn:
                     self._aborted.discard(rid)
                     yield self._chunk(rid, ids, scored, labels, {"type": "abort", "message": "Aborted"}, sent)
                     return
-                if not self._running.is_set() or not self.hold.is_set():
-                    await asyncio.sleep(0.001)
+                if not self.hold.is_set():
+                    await self.hold.wait()
+                    continue
+                if not self._running.is_set():
+                    await asyncio.sleep(0.002)
                     continue
                 token, logprob = self._next(body["input_ids"] + ids, sampling, draws[len(ids)])
                 ids.append(token)

@@ -1,14 +1,14 @@
 """The sglang engine against a stand-in of the server: sampling, faults, publication (cases EG-02, EG-03, PB-02)."""
 
 import asyncio
-import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sglang_exact import PROMPT, assert_exact, logprobs_of, other
 from sglang_standin import StandIn
 
 from sao_gym.engines.sglang import SGLangEngine
@@ -18,40 +18,15 @@ from sao_gym.engines.sglang_tensor import TensorTransport
 from sao_gym.errors import ConfigError, DeadlineError, EngineError
 from sao_gym.loops import on_background
 from sao_gym.models import tiny_qwen3
-from sao_gym.protocols import Generation, Sampling
+from sao_gym.protocols import Sampling
 from sao_gym.stream import StopReason
 from sao_gym.weights import ModuleWeights
 
 VOCAB = 40
-PROMPT = np.arange(1, 12, dtype=np.int32)
 
 
 def make_model(seed: int = 0) -> Any:
     return tiny_qwen3(VOCAB, 1, 32, heads=2, kv_heads=1, context_length=256, seed=seed).eval()
-
-
-def other(model: Any, seed: int) -> Any:
-    """The same model with every parameter moved."""
-    moved = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in moved.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return moved
-
-
-@torch.no_grad()
-def logprobs_of(model: Any, ids: Sequence[int], temperature: float = 1.0) -> np.ndarray[Any, Any]:
-    rows = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0].float() / temperature, -1)
-    return np.array([0.0, *(rows[i, token].item() for i, token in enumerate(ids[1:]))])
-
-
-def assert_exact(made: Generation, models: dict[int, Any], temperature: float = 1.0) -> None:
-    """Every token is as likely as the model of its version says."""
-    ids = [*PROMPT.tolist(), *made.token_ids.tolist()]
-    by_version = {version: logprobs_of(model, ids, temperature)[len(PROMPT) :] for version, model in models.items()}
-    expected = [by_version[int(version)][index] for index, version in enumerate(made.versions)]
-    np.testing.assert_allclose(made.logprobs, expected, atol=1e-5)
 
 
 class House:
@@ -176,9 +151,7 @@ async def test_requests_go_on_through_publications(house: House, mode: Any, kind
     transport = TensorTransport(timeout_s=30, bucket_bytes=3000) if kind == "tensor" else None
     engine = await house.engine(stand, mode=mode, transport=transport)
     models = {0: house.model}
-    flights = [
-        asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=80, seed=i), f"s{i}")) for i in range(4)
-    ]
+    flights = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=80, seed=i), f"s{i}")) for i in range(4)]
     for version in (1, 2, 3):
         seen = len([path for path, _ in stand.calls if path == "generate"])
         await until(lambda seen=seen: len(stand.calls) >= seen)  # type: ignore[misc]
