@@ -325,7 +325,7 @@ def fused_checksums(model: Any) -> dict[str, str]:
         elif any(word in name for word in (".k_proj.", ".v_proj.", ".up_proj.")):
             continue
         whole = torch.cat([own[part] for part in parts])
-        if "embed_tokens" in name:
+        if "embed_tokens" in name or "lm_head" in name:
             whole = torch.cat([whole, torch.zeros(-len(whole) % 64, whole.shape[1])])
         fused = name.replace(".q_proj.", ".qkv_proj.").replace(".gate_proj.", ".gate_up_proj.")
         made[fused] = hashlib.sha256(whole.contiguous().numpy().tobytes()).hexdigest()[:16]

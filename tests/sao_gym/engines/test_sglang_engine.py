@@ -144,8 +144,7 @@ async def test_trap_34_every_sampling_key_is_said(house: House) -> None:
     assert (said["frequency_penalty"], said["presence_penalty"], said["min_new_tokens"]) == (0.0, 0.0, 0)
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
-@pytest.mark.parametrize("kind", ["disk", "tensor"])
+@pytest.mark.parametrize(("kind", "mode"), [("disk", "in_place"), ("tensor", "retract"), ("disk", "abort")])
 async def test_requests_go_on_through_publications(house: House, mode: Any, kind: str) -> None:
     stand = await house.stand()
     transport = TensorTransport(timeout_s=30, bucket_bytes=3000) if kind == "tensor" else None
@@ -153,8 +152,6 @@ async def test_requests_go_on_through_publications(house: House, mode: Any, kind
     models = {0: house.model}
     flights = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=80, seed=i), f"s{i}")) for i in range(4)]
     for version in (1, 2, 3):
-        seen = len([path for path, _ in stand.calls if path == "generate"])
-        await until(lambda seen=seen: len(stand.calls) >= seen)  # type: ignore[misc]
         await asyncio.sleep(0.05)
         models[version] = other(models[version - 1], seed=version)
         await engine.publish(ModuleWeights(models[version]), version)

@@ -99,6 +99,7 @@ async def test_log_probs_are_the_learners(engine: SGLangEngine) -> None:
     "engine",
     [("disk", "retract", 1), ("tensor", "retract", 1), ("distributed", "retract", 1), ("distributed", "abort", 1)],
     indirect=True,
+    ids=lambda asked: f"{asked[0]}-{asked[1]}",
 )
 async def test_sixty_four_requests_go_on_through_publications(engine: SGLangEngine) -> None:
     models = {0: dense()}
