@@ -12,14 +12,16 @@ from typing import Any
 
 from sao_gym.envs.sandboxes.backends import make_sandbox
 from sao_gym.envs.sandboxes.docker_images import START_ENGINE, free_bytes, open_engine, own_bytes, present, tagged
+from sao_gym.envs.scaffolds.names import SHELL
 from sao_gym.errors import EpisodeError, UserError
 from sao_gym.loops import run_blocking
 from sao_gym.preflight import Check, gib
 from sao_gym.protocols import TaskSet
+from sao_gym.workers import KINDS, find
 
 BACKEND = "docker"
 SHOWN = 2
-BACKEND_NAME, IMAGES, DISK, GRADER = "containers", "images", "disk for images", "grader"
+BACKEND_NAME, IMAGES, DISK, GRADER, AGENT = "containers", "images", "disk for images", "grader", "agent"
 
 
 def preflight(tasks: TaskSet | None, options: Mapping[str, Any]) -> Sequence[Check]:
@@ -28,7 +30,7 @@ def preflight(tasks: TaskSet | None, options: Mapping[str, Any]) -> Sequence[Che
     images = images_of(tasks, str(options.get("image") or ""))
     by_backend = {"docker": _docker, "local": _local, "e2b": _e2b}
     checks = by_backend[backend](images, options) if backend in by_backend else [Check.unknown(BACKEND_NAME, backend)]
-    return [grader_check(), *checks]
+    return [grader_check(), agent_check(str(options.get("scaffold") or SHELL)), *checks]
 
 
 def images_of(tasks: TaskSet | None, default: str = "") -> tuple[str, ...] | None:
@@ -45,6 +47,22 @@ def grader_check() -> Check:
     if find_spec("swebench") is None:
         return Check.missing(GRADER, "the package swebench is not installed", "pip install 'sao-gym[swe]'")
     return Check.ok(GRADER, "swebench")
+
+
+def agent_check(name: str) -> Check:
+    """Who works: the environment's own tools, or an agent program, which has an environment of its own."""
+    if name == SHELL:
+        return Check.ok(AGENT, "shell: bash and edit, stepped by us")
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        return Check.missing(AGENT, f"{name} needs the gateway", "pip install 'sao-gym[gateway]'")
+    if name not in KINDS:
+        return Check.unknown(AGENT, name)
+    if (found := find(name)) is None:
+        command = f"sao-gym workers install {name}"
+        return Check.unknown(
+            AGENT, f"{name} has no environment yet; the run makes it first, which takes minutes", command
+        )
+    return Check.ok(AGENT, f"{name}, Python {found.version}")
 
 
 # -- containers of an engine

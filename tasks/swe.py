@@ -12,7 +12,7 @@ Example:
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -48,7 +48,7 @@ NO_TEST = "without a test that only a fix makes pass"
 
 
 class SweTaskSet(ListTaskSet):
-    """Tasks of repositories. `shared` are those of SWE-Bench Verified among them, `left_out` says how many were not taken."""
+    """Tasks of repositories; `left_out` says how many rows were not taken, and why."""
 
     def __init__(
         self, name: str, tasks: Iterable[Task], *, source: str = "", left_out: Mapping[str, int] | None = None
@@ -56,7 +56,11 @@ class SweTaskSet(ListTaskSet):
         super().__init__(name, tasks)
         self.source = source or name
         self.left_out = dict(left_out or {})
-        self.shared: tuple[Shared, ...] = shared_with_verified(self)
+
+    @cached_property
+    def shared(self) -> tuple[Shared, ...]:
+        """Those of SWE-Bench Verified among them."""
+        return shared_with_verified(self)
 
     @property
     def contamination(self) -> str:

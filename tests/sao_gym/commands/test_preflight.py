@@ -23,6 +23,7 @@ from sao_gym.commands.preflight import (
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.commands.train import main
 from sao_gym.config import preset_names, resolve
+from sao_gym.envs.swe_preflight import agent_check
 from sao_gym.preflight import Check, CheckState
 from sao_gym.registry import register
 from sao_gym.tasks._swe_overlap import stored_issues
@@ -162,6 +163,25 @@ def test_images_of_held_out_tasks_are_wanted_where_they_are_evaluated_on(
     assert checks[-1].found.startswith("1 of 4 are folders with an unpacked root; missing swebench/sweb.eval")
 
 
+@pytest.mark.parametrize(
+    ("scaffold", "state", "words"),
+    [
+        ("shell", CheckState.OK, "bash and edit"),
+        ("mini", CheckState.UNKNOWN, "mini has no environment yet; the run makes it first"),
+        ("my.module:Agent", CheckState.UNKNOWN, "my.module:Agent"),
+    ],
+)
+def test_who_works_is_said(
+    scaffold: str, state: CheckState, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("starlette")
+    monkeypatch.setenv("SAO_GYM_WORKERS", str(tmp_path))
+    found = agent_check(scaffold)
+    assert found.state is state
+    assert words in found.found
+    assert found.remedy == ("sao-gym workers install mini" if scaffold == "mini" else "")
+
+
 # -- together
 
 
@@ -280,14 +300,7 @@ def test_what_fits_is_let_through(rows: Callable[..., str], tmp_path: Path) -> N
     words = ("--env", "swe_verified", "--tasks", rows("a__b-1"), "--env.options", '{backend = "local"}')
     checks = training_checks(config(*words, "--model", str(tmp_path / "m")))
     assert [one.name for one in checks] == [
-        "model",
-        "memory",
-        "engine",
-        "disk",
-        "tasks",
-        "grader",
-        "containers",
-        "images",
+        *("model", "memory", "engine", "disk", "tasks", "grader", "agent", "containers", "images"),
     ]
     assert [one for one in checks if one.is_missing and one.name not in ("grader", "containers")] == []
     folders = training_checks(config(*words[:3], rows("a__b-1", image=str(tmp_path / "none")), *words[4:]))
