@@ -76,9 +76,9 @@ def imports_of(path: Path, *, nested: bool = True) -> set[str]:
 FLOORS = MappingProxyType(
     {
         0: ("errors", "clock", "stream", "messages", "protocols", "statistics", "runfolder"),
-        1: ("core", "chat", "registry", "engines"),
+        1: ("core", "chat", "registry", "engines", "workers"),
         2: ("envs", "tasks"),
-        3: ("rollout", "gateway", "evaluation", "ledger", "workers"),
+        3: ("rollout", "gateway", "evaluation", "ledger"),
         4: ("trainer",),
         5: ("commands",),
     }

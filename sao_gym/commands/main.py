@@ -68,7 +68,7 @@ def _listing() -> str:
     width = max(len(entry.name) for entry in COMMANDS)
     lines = [f"  {entry.name.ljust(width)}  {entry.about}" for entry in COMMANDS]
     head = [
-        "usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks, swe and workers)",
+        "usage: sao-gym COMMAND ...   (or python -m sao_gym.COMMAND ..., but for tasks and workers)",
         "",
         "commands",
     ]
