@@ -76,7 +76,9 @@ def _start_policy(config: TrainConfig, run: Path) -> Path | None:
     if config.model.path is not None or config.model.start is None or config.engine.kind == "scripted":
         return None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("model.start makes a policy in one process; make it first (sao_gym.sft) and give it as --model")
+        raise ConfigError(
+            "model.start makes a policy in one process; make it first (sao_gym.sft) and give it as --model"
+        )
     if run.exists() and any(run.iterdir()):
         raise RunFolderError(f"{run} is not empty: give a new folder with --out")
     from sao_gym.commands.sft import main as sft
@@ -152,6 +154,12 @@ def _refuse_scripted(config: TrainConfig, options: Options) -> None:
     if config.engine.kind == "scripted" and (options.has("rollout-only") or config.evaluation.is_asked_for):
         raise ConfigError(
             "a scripted engine speaks in training alone: leave out --rollout-only and evaluation, or take --engine local"
+        )
+    scaffold = config.env.options.get("scaffold", "shell")
+    if config.engine.kind == "scripted" and config.engine.completions is None and scaffold != "shell":
+        raise ConfigError(
+            f"a scripted engine shows what the environment's own tools do, and scaffold is {scaffold!r}: give "
+            "--env.options '{scaffold = \"shell\", ...}' with the other options, or --engine.completions FILE"
         )
 
 

@@ -26,7 +26,7 @@ from sao_gym.tasks.swe import swe_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ("--env.options", '{backend = "local"}')
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # several commands each, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def tiny_set(tiny: Path, path: Path, *names: str) -> str:
+def tiny_set(tiny: Path | str, path: Path, *names: str) -> str:
     """A file of the tiny issue under these ids."""
     import swe_instances
 
@@ -58,11 +58,12 @@ def tiny_set(tiny: Path, path: Path, *names: str) -> str:
     return str(path)
 
 
-def command(name: str, *words: str) -> str:
+def command(name: str, *words: str, code: int = 0) -> str:
+    """What a command says, seen to end with this exit code."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", f"sao_gym.{name}", *words]
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -134,3 +135,20 @@ def test_an_evaluation_on_the_same_set_gives_the_report(tiny: Path, tmp_path: Pa
         ("tiny__adder-2", False),
     ]
     assert "tiny__adder-1" in (out / "report.html").read_text()
+
+
+@pytest.mark.docker
+def test_in_containers_and_refused_while_the_image_is_missing(tiny: Path, tmp_path: Path) -> None:
+    import swe_instances
+
+    image = swe_instances.import_root(tiny, "sao-gym-tiny:latest")
+    short = ("--engine", "scripted", "--steps", "1", "--batch-size", "1", "--critic.only-steps", "0")
+    tasks, run = tiny_set("owner/none:1", tmp_path / "none.jsonl", "tiny__adder-1"), tmp_path / "r"
+    words = ("--env", "swe_verified", "--env.options", '{backend = "docker"}', *short, "--out", str(run))
+    told = command("train", *words, "--tasks", tasks, code=2)
+    missing = [line for line in told.splitlines() if "MISSING" in line]
+    assert [line.split()[0] for line in missing if not line.startswith("disk")] == ["images"]
+    assert f"missing owner/none:1 -> sao-gym swe pull --tasks {tasks}" in missing[0]
+    assert not run.exists()
+    command("train", *words, "--tasks", tiny_set(image, tmp_path / "tiny.jsonl", "tiny__adder-1"))
+    assert [step["reward_mean"] for step in metrics(run)] == [1.0]

@@ -225,6 +225,15 @@ def test_an_environment_brings_its_own_checks(capsys: pytest.CaptureFixture[str]
     assert asked == [(64, {"pool": 64})] * 2
 
 
+def test_a_scripted_engine_shows_our_own_tools(
+    rows: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", "swe_verified", "--tasks", rows("a__b-1"), "--engine", "scripted", "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "own tools do, and scaffold is 'openhands': give --env.options '{scaffold = " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def run(folder: Path, *words: str) -> tuple["subprocess.CompletedProcess[str]", float]:
     """A training command in a process of its own, with no Hub and no engine; and its seconds."""
     environment = {
