@@ -109,7 +109,8 @@ class Bench:
                     engine.calls.clear()  # the script's own record, which grows with every call
                     memory.append(memory_mb())
             finally:
-                process.kill()
+                if process.returncode is None:
+                    process.kill()
                 await process.wait()
         if gateway.metrics.break_rate or gateway.metrics.streams != self.sessions * (rounds + 1):
             raise RuntimeError(f"the sessions left other streams than one each: {gateway.metrics.as_info()}")

@@ -71,6 +71,33 @@ def _key(texts: Sequence[str]) -> bytes:
     return made.digest()
 
 
+class Hearing:
+    """`hear` for requests that repeat what was sent before: what stands where it stood is not read again."""
+
+    def __init__(self) -> None:
+        self._records: Sequence[Record] = ()
+        self._heard: tuple[Heard, ...] = ()
+        self._tools: Sequence[Record] = ()
+        self._tools_key = tools_key(())
+
+    def messages(self, records: Sequence[Record]) -> tuple[Heard, ...]:
+        """The key of each message. Raises ConfigError."""
+        same = 0
+        for ours, theirs in zip(records, self._records, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        heard = (*self._heard[:same], *(hear(record) for record in records[same:]))
+        self._records, self._heard = records, heard
+        return heard
+
+    def tools(self, tools: Sequence[Record]) -> bytes:
+        """The key of a list of tools."""
+        if tools != self._tools:
+            self._tools, self._tools_key = tools, tools_key(tools)
+        return self._tools_key
+
+
 def content_text(record: Record) -> str:
     """The text of a message's content: parts joined, reasoning left out. Raises ConfigError for parts without text."""
     value = record.get("content")

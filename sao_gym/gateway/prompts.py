@@ -9,7 +9,7 @@ import numpy as np
 from sao_gym.errors import ConfigError, ModelError
 from sao_gym.gateway.asked import Asked
 from sao_gym.gateway.diagnosis import reason_of
-from sao_gym.gateway.echo import EchoKind, Heard, hear, tools_key
+from sao_gym.gateway.echo import EchoKind, Heard, Hearing
 from sao_gym.gateway.history import all_in_call_order, in_call_order, read_messages, with_one_system
 from sao_gym.gateway.reasons import Reason
 from sao_gym.gateway.refusals import Refusal
@@ -45,6 +45,7 @@ class Prompts:
 
     def __init__(self, chat: TextChat, tree: Tree, minted: Mapping[str, ToolCall]) -> None:
         self._chat, self._tree, self._minted = chat, tree, minted
+        self._hearing = Hearing()
 
     def of(self, asked: Asked, *, is_first: bool) -> Prompt:
         """The prompt of a call. Raises Refusal for messages that cannot be read or written."""
@@ -56,7 +57,7 @@ class Prompts:
             raise Refusal.malformed(str(error), "messages") from error
 
     def _of_messages(self, asked: Asked, is_first: bool) -> Prompt:
-        heard, tools = tuple(hear(record) for record in asked.records), tools_key(asked.tools)
+        heard, tools = self._hearing.messages(asked.records), self._hearing.tools(asked.tools)
         match = self._tree.match(heard, tools)
         reason = reason_of(self._tree, heard, tools, match, is_first=is_first)
         if match.node is not None:
