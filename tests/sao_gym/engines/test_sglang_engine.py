@@ -278,6 +278,7 @@ async def test_prefixes_of_versions_are_kept_apart(house: House) -> None:
     assert len(set(salts)) == 2
 
 
+@pytest.mark.slow
 async def test_a_thousand_requests_are_in_flight(house: House) -> None:
     stand = await house.stand()
     engine = await house.engine(stand)
