@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sao_gym.core import Reply
@@ -61,6 +62,8 @@ class SweEnv(ShellEnv):
     of tests that pass. `scaffold` names who works: shell, openhands or mini; see `ShellEnv`.
     """
 
+    grades_apart = True
+
     def __init__(
         self,
         tasks: TaskSet | Sequence[Task],
@@ -102,8 +105,8 @@ class SweEnv(ShellEnv):
 
     @classmethod
     def make_sandboxes(cls, size: int, *, backend: str = "docker") -> SharedSandboxes:
-        """Sandboxes to be shared by many environments of this kind; none in readiness, as each task has its own image."""
-        return SharedSandboxes(size, backend=backend)
+        """Sandboxes for `size` agents and as many grades beside them; none in readiness, as each task has its own image."""
+        return SharedSandboxes(2 * size, backend=backend)
 
     @property
     def grading_s(self) -> float:
@@ -200,6 +203,7 @@ class SweEnv(ShellEnv):
             self._sandboxes,
             timeout_s=self._eval_timeout_s,
             fractions=self._fractions,
+            prepare=partial(prepare, said=self._said) if self._repository.removed else None,
         )
         self._verdict = graded.info
         return graded.score

@@ -20,8 +20,8 @@ import gymnasium
 from sao_gym.agent_env import AgentEnv
 from sao_gym.budgets import Budgets
 from sao_gym.errors import ConfigError, EpisodeError, InvariantError, UserError
-from sao_gym.gateway import AGENT_FAILED, EpisodeRecord, Gateway, GatewayEpisode
-from sao_gym.protocols import Clock, Sampling, SelfDriven
+from sao_gym.gateway import EpisodeRecord, Gateway, GatewayEpisode
+from sao_gym.protocols import AGENT_FAILED, Clock, Sampling, SelfDriven
 from sao_gym.rollout import GRADING_S, Episode, in_time, within
 from sao_gym.stream import Outcome, Score, Trajectory, TruncationReason
 

@@ -272,7 +272,10 @@ def test_every_shipped_toml_parses(path: Path) -> None:
 
 
 def test_every_command_is_in_the_table() -> None:
-    rooms = {"tasks", "workers"}  # a command of a room's or another module's name has no module of its own to start it with
+    rooms = {
+        "tasks",
+        "workers",
+    }  # a command of a room's or another module's name has no module of its own to start it with
     table = {entry.name: entry.target.partition(":")[0] for entry in COMMANDS if entry.name not in rooms}
     shims = {
         name.removeprefix("sao_gym."): [target for target in imports_of(path) if "commands" in target]

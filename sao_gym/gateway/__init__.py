@@ -13,12 +13,11 @@ Example:
 from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.gateway import Gateway, GatewayEpisode
 from sao_gym.gateway.reasons import Reason
-from sao_gym.gateway.record import AGENT_FAILED, EpisodeRecord
+from sao_gym.gateway.record import EpisodeRecord
 from sao_gym.gateway.server import Address
 from sao_gym.gateway.settings import GatewaySettings
 
 __all__ = [
-    "AGENT_FAILED",
     "Address",
     "Counts",
     "EpisodeRecord",

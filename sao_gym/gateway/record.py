@@ -11,10 +11,8 @@ from sao_gym.errors import InvariantError
 from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.streams import auxiliary_streams_of, streams_of
 from sao_gym.gateway.tree import Tree
+from sao_gym.protocols import AGENT_FAILED
 from sao_gym.stream import Outcome, TokenStream, TruncationReason
-
-AGENT_FAILED = "agent"
-"""Outcome kind of an agent program that ended badly by itself. It yields to a budget that made it do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,8 @@ def test_what_the_agent_left_running_is_not_there_in_the_check(play: Callable[..
 def test_the_checks_files_are_not_there_before_it(boxes: SharedSandboxes) -> None:
     env = TerminalEnv([task()], sandboxes=boxes)
     env.reset(seed=0)
-    (said,), *_ = env.step(act(f"grep -rl {SECRET} / --exclude-dir=proc --exclude-dir=sys 2>/dev/null; ls -A"))
+    left = "--exclude-dir=proc --exclude-dir=sys --exclude-dir=usr --exclude-dir=lib"  # this machine's own, gigabytes
+    (said,), *_ = env.step(act(f"grep -rl {SECRET} / {left} 2>/dev/null; ls -A"))
     assert said.content.split("\n")[0] == "calc.py"
     env.close()
 

@@ -25,8 +25,8 @@ from sao_gym.budgets import Budgets
 from sao_gym.clock import SystemClock, VirtualClock
 from sao_gym.engines.scripted import Completion, ScriptedEngine, constant_logprobs
 from sao_gym.errors import ConfigError, EngineError
-from sao_gym.gateway import AGENT_FAILED, Gateway, GatewaySettings
-from sao_gym.protocols import Generation, Sampling
+from sao_gym.gateway import Gateway, GatewaySettings
+from sao_gym.protocols import AGENT_FAILED, Generation, Sampling
 from sao_gym.stream import Outcome, StopReason
 
 BODY = {"model": "policy", "messages": [user("hi")]}
