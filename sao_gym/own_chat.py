@@ -88,7 +88,7 @@ class OwnChat:
         """Ids that the policy would have sampled to say `message`, the stop token included: a demonstration."""
         return self.codec.join([*self._body(message), self._turns.end])
 
-    def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
+    def parse(self, token_ids: Ids, *, tools: Sequence[ToolSpec] = (), is_truncated: bool = False) -> Message:
         """The message that sampled ids say; see `sao_gym.tool_calls` for what counts as a call."""
         ids = [int(index) for index in token_ids]
         if ids and ids[-1] in self._stops:

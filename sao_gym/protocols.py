@@ -300,6 +300,9 @@ class Chat(Protocol):
         """
         ...
 
-    def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
-        """The assistant message that sampled ids say. Never raises on what a policy may write."""
+    def parse(self, token_ids: Ids, *, tools: Sequence[ToolSpec] = (), is_truncated: bool = False) -> Message:
+        """The assistant message that sampled ids say. Never raises on what a policy may write.
+
+        `tools` are those that were offered: their schemas say what an argument is in families that write none in quotes.
+        """
         ...

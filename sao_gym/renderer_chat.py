@@ -6,7 +6,7 @@ What the library does otherwise (checked: 0.1.12), and what is done about it:
   the ids before it reads them (case TC-03);
 - it marks calls "ok" that carry no object and fails on some numbers: every call is checked again, and Qwen3's form is
   read by our own parser;
-- without schemas it takes unquoted arguments for JSON: `parse` uses those of the tools last offered in `prompt`.
+- without schemas it takes unquoted arguments for JSON: `parse` is told which tools were offered.
 Reasoning of earlier turns is kept (`thinking_retention="all"`): what was sampled stays in the stream.
 
 Example:
@@ -52,9 +52,8 @@ class RendererChat:
         opens = self.codec.decode(self._opening).rstrip().endswith("<think>")
         self._reasoning = ReasoningCutter(self.codec, is_open=opens)
         self._reader = MarkerReader(self.codec, is_thinking=opens) if family in _HERMES else None
-        self._tools: dict[str, dict[str, Any]] = {}
         self._closing: list[int] = []
-        if self._read(self.codec.plain("x")).content != "x":  # the parser takes all text for reasoning at first
+        if self._read(self.codec.plain("x"), ()).content != "x":  # the parser takes all text for reasoning at first
             self._closing = self.codec.encode("</think>")
 
     @property
@@ -64,7 +63,6 @@ class RendererChat:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Ids:
         """The conversation as ids, up to where the assistant begins to write. Raises ModelError."""
-        self._tools.update((tool.name, tool_to_openai(tool)) for tool in tools)
         return np.asarray(self._render(messages, tools, opens=True), dtype=np.int32)
 
     def bridge(self, messages: Sequence[Message], *, last_id: int) -> Ids:
@@ -88,14 +86,14 @@ class RendererChat:
         check_written(message, ids.tolist(), self.codec)
         return ids
 
-    def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
+    def parse(self, token_ids: Ids, *, tools: Sequence[ToolSpec] = (), is_truncated: bool = False) -> Message:
         """The message that sampled ids say; text that the library fails on is a call that cannot be read."""
         ids = [int(index) for index in token_ids]
         if self._reader is not None:
             ids = ids[:-1] if ids and ids[-1] in self._stops else ids
             return self._reader.read(ids, is_truncated=is_truncated)
         reasoning, shown = self._reasoning.cut([i for i in ids if 0 <= i < len(self.codec.tokenizer)])
-        message = replace(self._read(shown), reasoning=reasoning)
+        message = replace(self._read(shown, tools), reasoning=reasoning)
         return cut(message) if is_truncated else message
 
     def decode_action(self, token_ids: Ids) -> str:
@@ -111,10 +109,10 @@ class RendererChat:
             raise ModelError(f"the {self.family} renderer failed on {_roles(messages)}: {error}") from error
         return [int(index) for index in ids]
 
-    def _read(self, shown: list[int]) -> Message:
-        tools, ids = list(self._tools.values()) or None, [*self._closing, *shown]
+    def _read(self, shown: list[int], tools: Sequence[ToolSpec]) -> Message:
+        offered, ids = [tool_to_openai(tool) for tool in tools] or None, [*self._closing, *shown]
         try:
-            found = self._renderer.parse_response(ids, tools=tools, prompt_ids=self._opening)
+            found = self._renderer.parse_response(ids, tools=offered, prompt_ids=self._opening)
             names = _call_ids(found.tool_calls)
             calls = tuple(self._call(call, name) for call, name in zip(found.tool_calls, names, strict=True))
             content = str(found.content or "").strip()

@@ -82,7 +82,7 @@ class TemplateChat:
         check_written(message, ids.tolist(), self.codec)
         return ids
 
-    def parse(self, token_ids: Ids, *, is_truncated: bool = False) -> Message:
+    def parse(self, token_ids: Ids, *, tools: Sequence[ToolSpec] = (), is_truncated: bool = False) -> Message:
         """The message that sampled ids say; calls in the Hermes form only."""
         ids = [int(index) for index in token_ids]
         if ids and ids[-1] in self._stops:

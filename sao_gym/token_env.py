@@ -211,7 +211,7 @@ class TokenEnv(gymnasium.Wrapper[Ids, Generation, tuple[Message, ...], Message])
         tools = getattr(self._below.unwrapped, "tools", ())
         self._reset_info = dict(info)
         messages = as_messages(messages, f"what {type(self._below.unwrapped).__name__}.reset returns")
-        over = self._episode.begin(self.chat.prompt(messages, tools))
+        over = self._episode.begin(messages, tools)
         if over is not None:
             raise EpisodeError(
                 f"the prompt of task {self._task_id()!r} holds {len(self.stream)} tokens and leaves no room for an "

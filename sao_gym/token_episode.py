@@ -5,7 +5,7 @@ that holds tokens; nothing is cut without a reason, and an observation that does
 
 Example:
     episode = TokenEpisode(chat, Budgets(max_turns=4), context_length=None)
-    episode.begin(chat.prompt(messages, tools))
+    episode.begin(messages, tools)
     message, cut = episode.act(generation)
     observation, outcome = episode.answer(new_messages, Outcome.terminated())
 """
@@ -18,7 +18,7 @@ from gymnasium.error import ResetNeeded
 from sao_gym.agent_env import with_shares
 from sao_gym.budgets import Budgets, Limit
 from sao_gym.errors import EngineError
-from sao_gym.messages import Message
+from sao_gym.messages import Message, ToolSpec
 from sao_gym.protocols import Chat, Generation
 from sao_gym.stream import Ids, Outcome, Score, Segment, StopReason, TokenStream, TruncationReason
 
@@ -29,6 +29,7 @@ class TokenEpisode:
     def __init__(self, chat: Chat, budgets: Budgets, context_length: int | None) -> None:
         self.chat, self.budgets, self.context_length = chat, budgets, context_length
         self.stream = TokenStream()
+        self.tools: tuple[ToolSpec, ...] = ()
         self.rewards: list[float] = []
         self.outcome: Outcome | None = None
         self.score: Score | None = None
@@ -43,9 +44,10 @@ class TokenEpisode:
         """What bounds the next action."""
         return self.budgets.limit(used=len(self.stream), context_length=self.context_length)
 
-    def begin(self, prompt: Ids) -> TruncationReason | None:
-        """Append the prompt. Returns the limit that leaves no room for an answer, None if there is room."""
-        self.stream = TokenStream(segments=(Segment.observation(prompt),))
+    def begin(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> TruncationReason | None:
+        """Append the prompt, in which `tools` are offered. Returns the limit that leaves no room for an answer, None if there is room."""
+        self.tools = tuple(tools)
+        self.stream = TokenStream(segments=(Segment.observation(self.chat.prompt(messages, tools)),))
         return self.budgets.exhausted(used=len(self.stream), context_length=self.context_length)
 
     def act(self, action: Generation) -> tuple[Message, TruncationReason | None]:
@@ -69,7 +71,7 @@ class TokenEpisode:
         self.stream = self.stream.append(segment)
         if len(segment) or not self.rewards:  # an empty action earns nothing of its own
             self.rewards.append(0.0)
-        return self.chat.parse(segment.token_ids, is_truncated=cut is not None), cut
+        return self.chat.parse(segment.token_ids, tools=self.tools, is_truncated=cut is not None), cut
 
     def answer(self, messages: Sequence[Message], outcome: Outcome | None) -> tuple[Ids, Outcome | None]:
         """Append what the environment said. Returns the ids appended, and `outcome` or the budget's that now applies."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sao_gym.gateway.refusals import Refusal
+from sao_gym.messages import ToolSpec
+from sao_gym.openai_format import tool_from_openai
 
 Record = Mapping[str, Any]
 MAX_STOPS = 16
@@ -37,6 +39,11 @@ class Asked:
     calls_as_text: bool = False
     n_instructions: int = 0
     is_auxiliary: bool = False
+
+    @property
+    def offered(self) -> tuple[ToolSpec, ...]:
+        """The tools in our form. Raises ConfigError for what is none."""
+        return tuple(tool_from_openai(tool) for tool in self.tools)
 
 
 def read_object(value: Any, name: str) -> Record:

@@ -16,7 +16,6 @@ from sao_gym.gateway.refusals import Refusal
 from sao_gym.gateway.sampled import TextChat
 from sao_gym.gateway.tree import Match, Node, Tree
 from sao_gym.messages import ToolCall
-from sao_gym.openai_format import tool_from_openai
 from sao_gym.stream import Ids
 
 _log = logging.getLogger(__name__)
@@ -84,14 +83,13 @@ class Prompts:
     def _whole(self, asked: Asked) -> Ids:
         """Ids of a whole conversation. Raises ConfigError, ModelError."""
         messages = read_messages(all_in_call_order(asked.records), self._minted)
-        tools = [tool_from_openai(tool) for tool in asked.tools]
         try:
-            return self._chat.prompt(messages, tools)
+            return self._chat.prompt(messages, asked.offered)
         except ModelError:
             plain = with_one_system(messages)
             if plain == messages:
                 raise
-            return self._chat.prompt(plain, tools)
+            return self._chat.prompt(plain, asked.offered)
 
     def _of_text(self, said: str | tuple[int, ...], is_first: bool) -> Prompt:
         """A raw prompt goes on from the longest text (or row of ids) that it begins with."""

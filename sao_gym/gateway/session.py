@@ -221,7 +221,7 @@ class Session:
     def _node(self, asked: Asked, prompt: Prompt, index: int, generation: Generation, stop_string: str | None) -> Node:
         is_cut = generation.stop in (StopReason.LENGTH, StopReason.ABORT)
         if asked.prompt is None:
-            message = self.chat.parse(generation.token_ids, is_truncated=is_cut)
+            message = self.chat.parse(generation.token_ids, tools=asked.offered, is_truncated=is_cut)
             shown = show(message, index=index, cut=is_cut, stop_string=stop_string, as_text=asked.calls_as_text)
         else:
             ended = generation.stop is StopReason.STOP

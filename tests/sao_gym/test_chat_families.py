@@ -343,6 +343,22 @@ WRITERS = ["qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "minimax-m2",
 WRITERS += [name for name in RENDERERS if name.startswith("glm")]
 
 
+def heard(chat: AnyChat, ids: np.ndarray, *, is_truncated: bool = False) -> Message:
+    """What ids say where the Python tool was offered."""
+    return chat.parse(ids, tools=[PYTHON], is_truncated=is_truncated)
+
+
+def test_tools_of_one_conversation_say_nothing_about_anothers_arguments() -> None:
+    chat = CHATS["glm-4.5"]
+    number = ToolSpec(
+        name="python", description="", parameters={"type": "object", "properties": {"code": {"type": "integer"}}}
+    )
+    ids = spoken(chat, "</think>", FORMS["glm-4.5"]("1"))
+    chat.prompt([Message.user(".")], [number])  # somebody else's
+    for tools, argument in (([PYTHON], "1"), ([number], 1), ([PYTHON], "1")):
+        assert [dict(call.arguments) for call in chat.parse(ids, tools=tools).tool_calls] == [{"code": argument}]
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_demonstrations_are_what_a_policy_would_have_sampled(name: str) -> None:
     chat = CHATS[name]
@@ -350,7 +366,7 @@ def test_demonstrations_are_what_a_policy_would_have_sampled(name: str) -> None:
     ids = chat.write(said)
     assert ids[-1] in chat.stop_token_ids
     assert not set(ids[:-1].tolist()) & set(chat.stop_token_ids)
-    read = chat.parse(ids)
+    read = heard(chat, ids)
     assert (read.content, read.reasoning) == (said.content, said.reasoning)
     assert [(call.name, dict(call.arguments)) for call in read.tool_calls] == [("python", dict(CALL.arguments))]
     new = [Message.tool("1", call=CALL)]
@@ -422,11 +438,11 @@ def spoken(chat: AnyChat, *parts: str) -> np.ndarray:
 def test_only_calls_after_the_reasoning_run(name: str) -> None:
     """Case TC-03: a draft and a call, a draft alone, a draft in reasoning that never closes."""
     chat, form = CHATS[name], FORMS[name]
-    both = chat.parse(spoken(chat, "a", form("1"), "</think>", form("2")))
+    both = heard(chat, spoken(chat, "a", form("1"), "</think>", form("2")))
     assert [(call.problem, dict(call.arguments)) for call in both.tool_calls] == [(None, {"code": "2"})]
     assert "python" in (both.reasoning or "")
-    assert chat.parse(spoken(chat, form("1"), "</think>", "no")).tool_calls == ()
-    unclosed = chat.parse(spoken(chat, form("1")))
+    assert heard(chat, spoken(chat, form("1"), "</think>", "no")).tool_calls == ()
+    unclosed = heard(chat, spoken(chat, form("1")))
     assert (unclosed.tool_calls, unclosed.content) == ((), "")
 
 
@@ -434,14 +450,14 @@ def test_only_calls_after_the_reasoning_run(name: str) -> None:
 def test_calls_are_read_and_cut_ones_never_run(name: str) -> None:
     chat, form = CHATS[name], FORMS[name]
     ids = spoken(chat, "hm</think>", form("print(1)"))
-    message = chat.parse(ids)
+    message = heard(chat, ids)
     call_id = "functions.python:0" if name == "kimi-k2" else "call_0"  # Kimi's policies write ids of their own
     assert [(c.id, c.name, dict(c.arguments), c.problem) for c in message.tool_calls] == [
         (call_id, "python", {"code": "print(1)"}, None)
     ]
     assert message.reasoning == "hm"
     for end in range(len(ids)):
-        assert all(call.problem for call in chat.parse(ids[:end], is_truncated=True).tool_calls)
+        assert all(call.problem for call in heard(chat, ids[:end], is_truncated=True).tool_calls)
 
 
 @EVERY
@@ -449,14 +465,14 @@ def test_plain_words_are_content(name: str) -> None:
     chat = CHATS[name]
     opened = chat.codec.decode(chat.prompt([Message.user(".")])).rstrip().endswith("<think>")
     ids = chat.codec.encode("</think>plain words" if opened else "plain words")
-    assert chat.parse(np.asarray(ids, dtype=np.int32)).content == "plain words"
+    assert heard(chat, np.asarray(ids, dtype=np.int32)).content == "plain words"
 
 
 @SPEAKERS
 def test_a_call_spelled_by_ordinary_ids_is_text(name: str) -> None:
     chat, form = CHATS[name], FORMS[name]
     text = form("1")
-    message = chat.parse(spoken(chat, "hm</think>", chat.codec.guard(text)))
+    message = heard(chat, spoken(chat, "hm</think>", chat.codec.guard(text)))
     assert message.tool_calls == ()
     assert message.content == text
 
@@ -479,7 +495,7 @@ def test_malformed_calls_of_qwen3_have_their_problems(name: str, letter: str) ->
     arguments, problem = TC01[letter]
     chat = CHATS[name]
     call = f'<tool_call>\n{{"name": "python", "arguments": {arguments}}}\n</tool_call>'
-    assert [c.problem for c in chat.parse(spoken(chat, "</think>", call)).tool_calls] == [problem]
+    assert [c.problem for c in heard(chat, spoken(chat, "</think>", call)).tool_calls] == [problem]
 
 
 @pytest.mark.parametrize("name", [*RENDERERS, "template qwen3"])
@@ -491,8 +507,8 @@ def test_parsing_never_raises(name: str, data: st.DataObject) -> None:
     controls = st.sampled_from(sorted(chat.codec.control_ids))
     ids = data.draw(st.lists(st.one_of(controls, st.integers(-2, len(chat.codec.tokenizer) + 2)), max_size=50))
     is_truncated = data.draw(st.booleans())
-    message = chat.parse(np.asarray(ids, dtype=np.int32), is_truncated=is_truncated)
-    assert message == chat.parse(np.asarray(ids, dtype=np.int32), is_truncated=is_truncated)
+    message = heard(chat, np.asarray(ids, dtype=np.int32), is_truncated=is_truncated)
+    assert message == heard(chat, np.asarray(ids, dtype=np.int32), is_truncated=is_truncated)
     for call in message.tool_calls:
         assert call.problem or (call.name and isinstance(call.arguments, dict) and not is_truncated)
 
@@ -546,7 +562,7 @@ def test_a_real_vocabulary_renders_glues_and_reads_back() -> None:
         assert whole[: len(start)] == start
         assert whole[-len(glue) :] == glue
         sampled = np.asarray(whole[len(start) : -len(glue)], dtype=np.int32)
-        read = chat.parse(sampled)
+        read = heard(chat, sampled)
         assert (read.content, read.reasoning) == (said.content, said.reasoning)
         assert [dict(call.arguments) for call in read.tool_calls] == [{"code": "print(1)"}]
         history = [*history, said, *new]
@@ -600,7 +616,7 @@ def test_a_turn_that_the_template_prints_in_part_is_no_demonstration(content: st
     with pytest.raises(ModelError, match="does not print the ") as caught:
         chat.write(message)
     assert what in str(caught.value)
-    assert chat.parse(chat.write(Message.assistant(" said <|im_end|> \ud800"))).content == "said <|im_end|> \ufffd"
+    assert heard(chat, chat.write(Message.assistant(" said <|im_end|> \ud800"))).content == "said <|im_end|> \ufffd"
 
 
 def test_a_file_of_such_turns_names_the_line(tmp_path: Path) -> None:
