@@ -304,8 +304,10 @@ def no_signal_ignored() -> Iterator[None]:
     mask = next(int(line.partition(":")[2], 16) for line in lines if line.startswith("SigIgn"))
     ignored = {number for number in range(1, 65) if mask >> (number - 1) & 1}
     ignored -= {signal.SIGPIPE, signal.SIGXFSZ}  # by Python, which lets its children have them
-    for number in ignored:
-        default_signal(number)
+    for number in ignored - signal.valid_signals():
+        default_signal(number)  # those that the C library keeps to itself
+    for number in ignored & signal.valid_signals():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     try:
         yield
     finally:

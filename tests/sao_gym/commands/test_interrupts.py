@@ -22,7 +22,11 @@ def test_imitation_hears_the_first_interrupt(tmp_path: Path, monkeypatch: pytest
         return step(self, rows)
 
     monkeypatch.setattr(Imitation, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
     small = ["--new", "qwen3_tiny", "--new.layers", "1", "--new.hidden", "16", "--new.heads", "2", "--demos", "16"]
     words = ["--env", "arithmetic", "--steps", "50", "--batch-size", "4", "--out", str(tmp_path / "policy"), *small]
-    assert main(words) == 130
+    try:
+        assert main(words) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(taken) == 2

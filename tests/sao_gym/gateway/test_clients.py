@@ -15,8 +15,9 @@ from gateway_world import CHAT, END, SAMPLING, TOOLS, calls, engine_of, episode,
 from sao_gym.budgets import Budgets
 from sao_gym.engines.scripted import ScriptedEngine
 from sao_gym.errors import EngineError
-from sao_gym.gateway import AGENT_FAILED, Gateway, GatewaySettings
+from sao_gym.gateway import Gateway, GatewaySettings
 from sao_gym.gateway.server import served
+from sao_gym.protocols import AGENT_FAILED
 from sao_gym.stream import Outcome, StopReason
 
 MESSAGES = [user("hi")]
