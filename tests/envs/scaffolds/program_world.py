@@ -1,15 +1,21 @@
 """What tests of agent programs share: worker environments made once, and a policy that says what it was told to."""
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "sao_gym" / "gateway"))
+from traces import Record, packed, recorded
 
 from sao_gym.budgets import Budgets
 from sao_gym.chat import make_chat
 from sao_gym.clock import SystemClock
 from sao_gym.engines.scripted import ScriptedEngine
+from sao_gym.envs.terminal import apply_patch_command
 from sao_gym.errors import ConfigError
 from sao_gym.messages import Message, ToolCall
 from sao_gym.policy_loading import byte_tokenizer
@@ -63,6 +69,52 @@ def first_task() -> Task:
     task: Task = env.unwrapped.tasks[0]  # type: ignore[attr-defined]
     env.close()
     return task
+
+
+def _openhands_mends() -> list[Message]:
+    return [
+        call("terminal", command="ls"),
+        call("file_editor", command="view", path="/workspace/shelf/money.py"),
+        call("think", thought="The sign is taken twice."),
+        call("terminal", command=apply_patch_command(first_task().answer)),
+        Message.assistant("Is that all?"),  # nobody is there: the benchmark's user says to go on
+        call("finish", message="Mended."),
+    ]
+
+
+def _mini_mends() -> list[Message]:
+    return [
+        call("bash", command="ls; echo oops >&2"),
+        call("bash", command="sleep 1; cat shelf/money.py | head -5"),
+        call("bash", command=apply_patch_command(first_task().answer)),
+        call("bash", command="cd shelf && pwd"),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ]
+
+
+def _mini_only_talks() -> list[Message]:
+    return [
+        call("bash", command="ls"),
+        Message.assistant("I only talk."),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ]
+
+
+SCENES: dict[str, tuple[str, Callable[[], list[Message]]]] = {
+    "openhands": ("openhands", _openhands_mends),
+    "mini": ("mini", _mini_mends),
+    "mini_only_talks": ("mini", _mini_only_talks),
+}
+"""By the name of the recorded trace: which program, and what its policy says."""
+
+
+def traced(scene: str) -> tuple[Trajectory, Record]:
+    """The scene played, and the trace of what the program asked."""
+    kind, turns = SCENES[scene]
+    said = turns()
+    with recorded() as requests:
+        made = play(kind, said)
+    return made, packed(requests, [CHAT.codec.decode(CHAT.write(message)[:-1]) for message in said])  # type: ignore[attr-defined]
 
 
 def heard(made: Trajectory) -> list[str]:

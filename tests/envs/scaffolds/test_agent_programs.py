@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from program_world import call, first_task, heard, play, require_program
+from program_world import call, heard, play, require_program, traced
+from traces import load
 
-from sao_gym.envs.terminal import apply_patch_command
-from sao_gym.messages import Message
 from sao_gym.models import tiny_qwen3
 from sao_gym.parquet import read_trajectories
 from sao_gym.stream import Outcome
@@ -34,18 +33,8 @@ def mini() -> str:
 
 
 def test_openhands_mends_the_repository_in_one_stream(openhands: str) -> None:
-    patch = apply_patch_command(first_task().answer)
-    made = play(
-        openhands,
-        [
-            call("terminal", command="ls"),
-            call("file_editor", command="view", path="/workspace/shelf/money.py"),
-            call("think", thought="The sign is taken twice."),
-            call("terminal", command=patch),
-            Message.assistant("Is that all?"),  # nobody is there: the benchmark's user says to go on
-            call("finish", message="Mended."),
-        ],
-    )
+    made, trace = traced("openhands")
+    assert trace == load("openhands"), "made again by record_traces.py"
     assert made.outcome == Outcome.terminated()
     assert made.score is not None
     assert made.score.value == 1.0, made.score.detail
@@ -57,17 +46,8 @@ def test_openhands_mends_the_repository_in_one_stream(openhands: str) -> None:
 
 
 def test_mini_mends_the_repository_in_one_stream(mini: str) -> None:
-    patch = apply_patch_command(first_task().answer)
-    made = play(
-        mini,
-        [
-            call("bash", command="ls; echo oops >&2"),
-            call("bash", command="sleep 1; cat shelf/money.py | head -5"),
-            call("bash", command=patch),
-            call("bash", command="cd shelf && pwd"),
-            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-        ],
-    )
+    made, trace = traced("mini")
+    assert trace == load("mini"), "made again by record_traces.py"
     assert made.outcome == Outcome.terminated()
     assert made.score is not None
     assert made.score.value == 1.0, made.score.detail
@@ -78,14 +58,8 @@ def test_mini_mends_the_repository_in_one_stream(mini: str) -> None:
 
 
 def test_mini_drops_a_turn_without_a_call_and_that_is_a_branch(mini: str) -> None:
-    made = play(
-        mini,
-        [
-            call("bash", command="ls"),
-            Message.assistant("I only talk."),
-            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-        ],
-    )
+    made, trace = traced("mini_only_talks")
+    assert trace == load("mini_only_talks"), "made again by record_traces.py"
     assert made.outcome == Outcome.terminated()
     assert made.n_turns == 3, "each turn is in some stream"
     assert made.info["gateway"]["breaks"]
