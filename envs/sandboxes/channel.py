@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from sao_gym.envs.sandboxes.driver import STATE, driver_argv, encode, request
 from sao_gym.envs.sandboxes.finish import finish
@@ -35,6 +36,8 @@ LOOK_S = 1.0
 """How often the driver is asked whether a long command's supervisor is still there."""
 KILL_S = 5.0
 """How long the driver may take to end a command, on a crowded machine."""
+MOST_S = 60.0
+"""The same where bytes still come: an answer stands behind all that a program inside printed before it."""
 STORE_S = 60.0
 READS = 3
 TIMED_OUT, KILLED = 124, 137
@@ -112,6 +115,7 @@ class ShellChannel:
         self._turn = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._failure = ""
+        self._fed = 0
 
     @property
     def is_broken(self) -> bool:
@@ -124,6 +128,7 @@ class ShellChannel:
         """Take bytes of STDOUT, STDERR or DATA, from the loop's own thread; returns how long to pause reading (s)."""
         part = self._streams[stream]
         part.carry += data
+        self._fed += len(data)
         while self._take(stream, part):
             pass
         return len(data) / FLOOD_BYTES_PER_S if stream != DATA else 0.0
@@ -320,30 +325,36 @@ class ShellChannel:
         self, over: "asyncio.Future[str]", timeout_s: float, complain: Callable[[bytes], None]
     ) -> tuple[int, bool]:
         """Wait for the command's mark; look after its supervisor, and end it when its time or its caller is gone."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_s
+        orphaned = asyncio.ensure_future(self._orphaned(over))
+        either: set[asyncio.Future[Any]] = {over, orphaned}
         try:
-            while not over.done():
-                left_s = deadline - now()
-                if left_s <= 0:
-                    await finish(self._kill(over))
-                    return TIMED_OUT, True
-                await asyncio.wait({over}, timeout=min(left_s, LOOK_S))
-                if not over.done() and left_s > LOOK_S and await self._is_orphaned(over):
-                    complain(b"[the shell that ran this command was killed]\n")
-                    return KILLED, False
+            await asyncio.wait(either, timeout=max(timeout_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
+            orphaned.cancel()
             await finish(self._kill(over))
             raise
-        return int(over.result()), False
+        if over.done():
+            orphaned.cancel()
+            return int(over.result()), False
+        if orphaned.done():
+            complain(b"[the shell that ran this command was killed]\n")
+            return KILLED, False
+        orphaned.cancel()  # first: answers to it would look like a driver that is about to answer
+        await finish(self._kill(over))
+        return TIMED_OUT, True
 
-    async def _is_orphaned(self, over: "asyncio.Future[str]") -> bool:
-        """Whether the supervisor is gone without a word; what it had said would have come before the answer."""
-        answer = await self._answer("look", KILL_S)
-        if answer != "idle" or over.done():
-            return False
-        self._forget(over)
-        return True
+    async def _orphaned(self, over: "asyncio.Future[str]") -> None:
+        """Return once the supervisor is gone without a word; what it had said would have come before the answer.
+
+        A driver that does not answer breaks the channel, which is what `over` then says.
+        """
+        with suppress(SandboxError):
+            while not over.done():
+                await asyncio.sleep(LOOK_S)
+                asked = await finish(self._ask("look"))  # half a request would break the channel
+                if await self._answered(asked, "look", KILL_S) == "idle" and not over.done():
+                    self._forget(over)
+                    return
 
     async def _kill(self, over: "asyncio.Future[str]") -> None:
         """End the command and all that it started; a driver that cannot is broken."""
@@ -352,13 +363,19 @@ class ShellChannel:
         self._forget(over)
 
     async def _answer(self, function: str, timeout_s: float, *arguments: str, data: bytes = b"") -> str:
-        """What the driver says to a request, within `timeout_s`; silence breaks the channel. Raises SandboxError."""
-        answer = await self._ask(function, *arguments, data=data)
-        try:
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
+        """What the driver says to a request. Raises SandboxError."""
+        return await self._answered(await self._ask(function, *arguments, data=data), function, timeout_s)
+
+    async def _answered(self, answer: "asyncio.Future[str]", function: str, timeout_s: float) -> str:
+        """What the driver says; `timeout_s` of silence break the channel. Raises SandboxError."""
+        now = asyncio.get_running_loop().time
+        last, heard = now() + max(timeout_s, MOST_S), -1
+        while not answer.done() and heard != self._fed and now() < last:
+            heard = self._fed
+            await asyncio.wait({answer}, timeout=timeout_s)
+        if not answer.done():
             self.feed_end(f"a sandbox's shell did not answer '{function}' within {timeout_s:g} s")
-            raise SandboxError(self._failure) from None
+        return answer.result()
 
     def _forget(self, over: "asyncio.Future[str]") -> None:
         self._marks = {mark: state for mark, state in self._marks.items() if state.done is not over}

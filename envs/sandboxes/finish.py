@@ -3,11 +3,13 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from typing import Self
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 
-async def finish(work: Awaitable[None]) -> None:
-    """Await `work` to its end; a cancellation that arrives meanwhile is passed on afterwards."""
+async def finish(work: Awaitable[T]) -> T:
+    """Await `work` to its end and return what it returns; a cancellation that arrives meanwhile is passed on afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -17,9 +19,10 @@ async def finish(work: Awaitable[None]) -> None:
             if task.cancelled():
                 raise
             cancelled = error
-    task.result()
+    result = task.result()
     if cancelled is not None:
         raise cancelled
+    return result
 
 
 class Closing(ABC):

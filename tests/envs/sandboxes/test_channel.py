@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sao_gym.envs.sandboxes import channel as channel_module
 from sao_gym.envs.sandboxes.channel import DATA, STDERR, STDOUT, ShellChannel
 from sao_gym.envs.sandboxes.driver import driver_argv, encode
 from sao_gym.envs.sandboxes.output import BoundedOutput
@@ -96,6 +97,52 @@ async def test_a_shell_that_cannot_be_written_to_is_a_sandbox_error() -> None:
     channel = ShellChannel(send, LIMITS, env={}, workdir="/")
     with pytest.raises(SandboxError, match=r"ended by itself \(gone\)"):
         await channel.open(1.0)
+
+
+class _Driver:
+    """Answers a look only after it has been asked again and again what it hears, and a run never."""
+
+    def __init__(self, prints: bytes) -> None:
+        self.channel = ShellChannel(self.send, LIMITS, env={}, workdir="/")
+        self.prints, self.looks = prints, 0
+        self._printing: asyncio.Task[None] | None = None
+
+    async def send(self, data: bytes) -> None:
+        if found := re.search(rb"_sg_look ([0-9a-f]{24})", data):
+            self.looks += 1
+            self._printing = asyncio.ensure_future(self._late(b"\0" + found[1] + b":"))
+
+    async def _late(self, mark: bytes) -> None:
+        for _ in range(8):
+            await asyncio.sleep(0.02)
+            self.channel.feed(STDOUT, self.prints)
+        self.channel.feed(STDERR, mark + b"\n")
+        self.channel.feed(STDOUT, mark + b"busy\n")
+
+
+async def test_an_answer_behind_much_output_is_waited_for_and_silence_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(channel_module, "KILL_S", 0.06)
+    noisy, silent = _Driver(b"noise\n"), _Driver(b"")
+    heard = asyncio.ensure_future(noisy.channel.exec("anything", timeout_s=60))
+    while noisy.looks < 3:
+        await asyncio.sleep(0.01)
+        assert not heard.done()
+    heard.cancel()
+    with pytest.raises(SandboxError, match=r"did not answer 'look' within 0\.06 s"):
+        await silent.channel.exec("anything", timeout_s=60)
+    assert silent.looks == 1
+
+
+async def test_a_look_that_is_late_holds_up_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(channel_module, "KILL_S", 0.5)
+    driver, now = _Driver(b"noise\n"), asyncio.get_running_loop().time
+    began = now()
+    assert (await driver.channel.exec("anything", timeout_s=0.05)).timed_out
+    assert now() - began < 10
+    with pytest.raises(SandboxError, match="did not answer 'end'"):
+        await driver.channel.exec("another")
 
 
 def test_the_driver_is_bash_that_parses() -> None:
