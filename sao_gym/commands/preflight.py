@@ -18,9 +18,10 @@ from sao_gym.errors import ConfigError, SaoGymError
 from sao_gym.model_size import folder_parameters, known_parameters
 from sao_gym.preflight import Check, gib, table
 from sao_gym.protocols import Task, TaskSet
-from sao_gym.registry import make_tasks, resolve, spec, task_options
+from sao_gym.registry import make, make_tasks, resolve, spec, task_options
 from sao_gym.tasks.base import ListTaskSet
-from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config import SGLangConfig, TrainConfig
+from sao_gym.workers import find as find_worker
 
 WEIGHT_BYTES, MOMENT_BYTES, OPTIMIZER_BYTES = 4, 8, 12
 """Per parameter: a float32 weight; AdamW's two moments; those and a gradient."""
@@ -63,22 +64,30 @@ def _both(tasks: TaskSet | None, heldout: Sequence[Task]) -> TaskSet | None:
 
 
 def _own_checks(config: TrainConfig, tasks: TaskSet | None) -> Sequence[Check]:
+    """Those of the environment; one that has none is made, which says what it lacks."""
+    options = environment_options(config)
     try:
         hook = own_checks_of(config)
-        own: Sequence[Check] = hook(tasks, _options(config)) if hook is not None else ()
+        if hook is not None:
+            own: Sequence[Check] = hook(tasks, options)
+            return own
+        if tasks is None:
+            return ()  # it could not be made, for a reason that is said already
+        make(config.env.name, **options).close()
     except SaoGymError as error:
-        return [Check.missing("environment", str(error), "--env NAME")]
-    return own
+        return [Check.missing("environment", str(error), "--env NAME --env.options '{...}'")]
+    return [Check.ok("environment", config.env.name)]
 
 
-def _options(config: TrainConfig) -> dict[str, Any]:
+def environment_options(config: TrainConfig) -> dict[str, Any]:
+    """What the environment is made with."""
     return dict(config.env.options) | ({"tasks": config.env.tasks} if config.env.tasks else {})
 
 
 def _task_options(config: TrainConfig) -> dict[str, Any]:
     """What the factory of the tasks takes of the environment's options."""
     known = task_options(config.env.name)
-    return {key: value for key, value in _options(config).items() if key in known}
+    return {key: value for key, value in environment_options(config).items() if key in known}
 
 
 def own_checks_of(config: TrainConfig) -> Any:
@@ -204,12 +213,28 @@ def engine_check(config: TrainConfig) -> Check:
     words = {"local": "local: transformers in this process", "scripted": "scripted: says what it is told"}
     if config.engine.completions is not None and not Path(config.engine.completions).is_file():
         return Check.missing("engine", f"there is no file {config.engine.completions}", "--engine.completions FILE")
+    if config.engine.kind == "sglang":
+        return _sglang_check(config.engine.sglang)
     return Check.ok("engine", words.get(config.engine.kind, config.engine.kind))
+
+
+def _sglang_check(settings: SGLangConfig) -> Check:
+    """Whether there is a Python to start servers with, where none that run were given."""
+    if settings.urls:
+        return Check.unknown("engine", f"sglang: servers at {', '.join(settings.urls)}, asked when the run starts")
+    made = None if settings.python else find_worker("sglang")
+    python = settings.python or (str(made.python) if made else None)
+    if python is None:
+        remedy = "sao-gym workers install sglang --existing PYTHON, or --engine.sglang.urls '[\"http://...\"]'"
+        return Check.missing("engine", "sglang: no environment of it is known", remedy)
+    if not Path(python).is_file():
+        return Check.missing("engine", f"sglang: there is no {python}", "--engine.sglang.python FILE")
+    return Check.ok("engine", f"sglang: {settings.servers} server{'s' * (settings.servers > 1)} started by {python}")
 
 
 def tasks_check(config: TrainConfig) -> tuple[TaskSet | None, Check]:
     """The tasks, where they can be had, and what there is to say about them."""
-    options = _options(config)
+    options = environment_options(config)
     try:
         tasks = make_tasks(config.env.name, **_task_options(config))
     except (SaoGymError, OSError) as error:

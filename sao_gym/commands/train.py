@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sao_gym.commands.base import Options, run_command, take_options
-from sao_gym.commands.preflight import require_ready, training_checks
+from sao_gym.commands.preflight import environment_options, require_ready, training_checks
 from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import InertRule, Resolved, changes, dump, find_preset, help_text, preset_names, resolve
 from sao_gym.errors import ConfigError, RunFolderError
 from sao_gym.preflight import table
+from sao_gym.registry import make, spec
 from sao_gym.runfolder import CONFIG, RunFolder, default_path, new_folder
 from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
 
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> int | None:
         print(dump(resolved), end="")
         print("\n# what must be there", *table(training_checks(resolved.config)).splitlines(), sep="\n# ")
         return None
+    spec(resolved.config.env.name)  # an unknown name is heard before what else is missing
     _require_critic(resolved.config, options)
     _refuse_scripted(resolved.config, options)
     if _is_first_rank():
@@ -83,6 +85,7 @@ def _start_policy(config: TrainConfig, run: Path) -> Path | None:
         raise RunFolderError(f"{run} is not empty: give a new folder with --out")
     from sao_gym.commands.sft import main as sft
 
+    make(config.env.name, **environment_options(config)).close()  # what it lacks is heard before minutes of imitation
     start = run.with_name(f"{run.name}-start")
     print(f"-- no --model was given: imitation first (sao_gym.sft --preset {config.model.start})", flush=True)
     if sft(["--preset", config.model.start, "--out", str(start), "--seed", str(config.seed)]):

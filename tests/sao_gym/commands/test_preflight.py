@@ -152,6 +152,38 @@ def test_tasks_are_counted_and_contamination_is_said(rows: Callable[..., str]) -
     assert "unknown environment 'nowhere'" in none.found
 
 
+def test_an_environment_without_checks_of_its_own_is_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def seen(*words: str) -> list[tuple[str, str]]:
+        return [(one.name, str(one.state)) for one in training_checks(config(*words))[5:]]
+
+    assert seen("--env", "arithmetic") == [("environment", "ok")]
+    assert seen("--env", "writing_style", "--env.options", '{judge = "openai"}') == [("environment", "MISSING")]
+    assert seen("--env", "python_math", "--tasks", str(tmp_path / "none.jsonl")) == [], "said of the tasks already"
+    words = ["--preset", "writing_quickstart", "--env.options", '{judge = "openai"}', "--out", str(tmp_path / "r")]
+    assert main(["--env", "writing_style", *words]) == 2
+    told = capsys.readouterr()
+    assert "--judge-model NAME --judge-base URL" in told.err
+    assert "imitation" not in told.out, "heard before minutes of imitation"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_environment_is_heard_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--env", "nosuch"]) == 2
+    assert "unknown environment 'nosuch'" in capsys.readouterr().err
+
+
+def test_sglang_needs_a_python_to_start_it_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAO_GYM_WORKERS", str(tmp_path))
+
+    def seen(*words: str) -> Check:
+        return preflight.engine_check(config("--engine", "sglang", *words))
+
+    assert seen().remedy.startswith("sao-gym workers install sglang")
+    assert seen("--engine.sglang.python", str(tmp_path / "none")).state is CheckState.MISSING
+    assert seen("--engine.sglang.python", sys.executable).state is CheckState.OK
+    assert seen("--engine.sglang.urls", '["http://a:1"]').state is CheckState.UNKNOWN
+
+
 def test_images_of_held_out_tasks_are_wanted_where_they_are_evaluated_on(
     rows: Callable[..., str], data_dir: Path
 ) -> None:
