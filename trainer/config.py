@@ -176,11 +176,18 @@ class EngineConfig:
     probe_tolerance: float = setting(
         1e-3, help="largest difference of a log-prob between engine and learner after a publication", source="ours"
     )
+    canary_tokens: int = setting(
+        512, help="length of the row that engine and learner both score after each publication; 0: none", source="ours"
+    )
+    parity_warning: float = setting(
+        0.02, help="mean difference of a log-prob on the canary from which on the run says what to do", source="ours"
+    )
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
 
     def __post_init__(self) -> None:
         _at_least("engine.", 1, slots=self.slots, context_length=self.context_length, threads=self.threads)
-        _above_0("engine.", probe_tolerance=self.probe_tolerance)
+        _at_least("engine.", 0, canary_tokens=self.canary_tokens)
+        _above_0("engine.", probe_tolerance=self.probe_tolerance, parity_warning=self.parity_warning)
         if self.kv == "abort" and self.kind != "sglang":
             raise ConfigError(f"engine.kv = abort is for engine.kind = sglang, not for {self.kind}")
 

@@ -316,6 +316,8 @@ class Learner:
                 loss = self._policy_loss(part, logprobs, advantages, reference, whole / own if own else 1.0)
                 self._backward(loss.loss)
             account += loss.account
+            if not stats.account_by_update:
+                stats.add_parity(part.packed, plan.version, logprobs)
             stats.add_policy(loss, entropy, advantages, self.world)
         moves = self._sum(account.kept) > 0
         norms = self._apply(self.actor, self.actor_optimizer, self.config.actor.grad_clip, moves=moves)

@@ -10,6 +10,7 @@ cancelled, a checkpoint is written); an error that names its cause; or a death o
 """
 
 import errno
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -32,14 +33,16 @@ from sao_gym.trainer.evaluator import Evaluator
 from sao_gym.trainer.events import EVENTS, EventKind, EventLog, PartFiles
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.metrics import HISTOGRAMS, Histogram, HistogramLog, batch_metrics, loss_metrics, token_account_gap
+from sao_gym.trainer.parity import PARITY, Parity, ParityLog, advice, canary_of
 from sao_gym.trainer.plan import make_plan
-from sao_gym.trainer.publish import PublicationReport, Publisher, make_probe
+from sao_gym.trainer.publish import Probe, PublicationReport, Publisher, make_probe
 from sao_gym.trainer.runtime import Batch, Losses, Runtime
 from sao_gym.trainer.statistics import StepStatistics
 from sao_gym.weights import ModuleWeights
 
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
+_log = logging.getLogger(__name__)
 
 
 def step_file(run: Path, step: int) -> Path:
@@ -163,6 +166,8 @@ class Training:
         self._waiting: Future[Batch] | None = None
         self._saved = state.step
         self._histograms = HistogramLog()
+        self._parity = ParityLog()
+        self._is_advised = False
         self.is_stopping = False
         (parts.folder.path / TRAJECTORIES).mkdir(exist_ok=True)
 
@@ -267,7 +272,16 @@ class Training:
         self.state = replace(self.state, weight_hash=source.weight_hash)
         self._source = source if self._evaluator else None
         self._publication_began = self.parts.clock.now()
-        self._publisher.start(source, self.state.version, probe)
+        self._publisher.start(source, self.state.version, probe, self._canary(batch))
+
+    def _canary(self, batch: Batch) -> Probe | None:
+        """The run's canary, scored as the learner computes."""
+        most = self.parts.config.engine.canary_tokens
+        if not most:
+            return None
+        ids = canary_of(self.parts.folder.path, batch.trajectories, most)
+        with self.parts.learner.accelerator.autocast():
+            return make_probe(self.parts.learner.bare_actor, ids, most=len(ids))
 
     def _on_published(self) -> None:
         """On the event loop, when the engine serves the new version."""
@@ -293,6 +307,7 @@ class Training:
             "time_publish_s": report.seconds if report else None,
             "publish_probe_error": report.probe_error if report else None,
             "publish_failures": report.failures if report else 0,
+            **self._parity_metrics(stats, report),
             "time_step_s": seconds,
             "learner_busy_share": (stats.critic_s + stats.actor_s) / seconds if seconds else None,
             "weight_hash": self.state.weight_hash,
@@ -306,6 +321,18 @@ class Training:
         histograms = self._histograms.add(self.state.step, batch, stats)
         if self._on_histograms:
             self._on_histograms(histograms)
+
+    def _parity_metrics(self, stats: StepStatistics, report: PublicationReport | None) -> dict[str, Any]:
+        """Engine against learner: on the canary after the last publication, and on what this version sampled itself."""
+        config, canary = self.parts.config, Parity(n=0)
+        if report is not None and report.canary is not None:
+            canary = report.canary.parity
+            self._parity.add(self.state.step, report.version, "canary", report.canary)
+        self._parity.add(self.state.step, self.state.version, "batch", stats.lag_0)
+        if (canary.mean or 0.0) > config.engine.parity_warning and not self._is_advised:
+            self._is_advised = True
+            _log.warning(advice(canary, engine=config.engine.kind, precision=config.learner.precision))
+        return {**canary.metrics("parity_canary"), **stats.lag_0.parity.metrics("parity_lag_0")}
 
     def _check(self, batch: Batch, stats: StepStatistics, record: dict[str, Any]) -> None:
         """Promises that a step can test for itself (`--check`)."""
@@ -352,7 +379,8 @@ class Training:
         folder = self.parts.folder.path / CHECKPOINTS
         survival = run_blocking(_soon(self.parts.runtime.survival_state))
         self.state = replace(self.state, survival=survival)
-        for name, log in ((EVENTS, self.parts.events), (HISTOGRAMS, self._histograms)):
+        logs = ((EVENTS, self.parts.events), (HISTOGRAMS, self._histograms), (PARITY, self._parity))
+        for name, log in logs:
             PartFiles(self.parts.folder.file(name)).write(self.state.step, log.take())
         path = save_checkpoint(folder, self.parts.learner, self.parts.tokenizer, self.state)
         run_blocking(_soon(self.parts.ledger.add_checkpoint, self.state.step, self.state.version, path.name))

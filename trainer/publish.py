@@ -18,6 +18,7 @@ from sao_gym.protocols import Clock, Engine
 from sao_gym.stream import Floats, Ids
 from sao_gym.trainer.actor import Actor, Inputs
 from sao_gym.trainer.batch import Packed
+from sao_gym.trainer.parity import TokenPairs
 from sao_gym.weights import ModuleWeights
 
 PROBE_TOKENS = 64
@@ -35,19 +36,23 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationReport:
-    """One finished publication. `probe_error` is the largest difference in log-prob between engine and learner."""
+    """One finished publication. `probe_error` is the largest difference in log-prob between engine and learner.
+
+    `canary`: the log-probs of both on the canary, where there was one.
+    """
 
     version: int
     weight_hash: str
     seconds: float
     probe_error: float
     failures: int
+    canary: TokenPairs | None = None
 
 
 @torch.no_grad()
-def make_probe(actor: Actor, token_ids: Ids) -> Probe:
-    """Score the first tokens of a stream with the learner's present weights, in the type that they are kept in."""
-    ids = np.asarray(token_ids[:PROBE_TOKENS], dtype=np.int64)
+def make_probe(actor: Actor, token_ids: Ids, *, most: int = PROBE_TOKENS) -> Probe:
+    """Score the first `most` tokens of a stream with the learner's present weights, in the type that they are kept in."""
+    ids = np.asarray(token_ids[:most], dtype=np.int64)
     n = len(ids)
     packed = Packed(
         token_ids=ids,
@@ -90,11 +95,11 @@ class Publisher:
         self._tolerance = tolerance
         self._pending: Future[PublicationReport] | None = None
 
-    def start(self, source: ModuleWeights, version: int, probe: Probe) -> None:
+    def start(self, source: ModuleWeights, version: int, probe: Probe, canary: Probe | None = None) -> None:
         """Send weights; returns at once. `finish` must have been called for the publication before."""
         if self._pending is not None:
             raise InvariantError("one publication at a time: finish the last one first")
-        self._pending = submit(self._publish(source, version, probe))
+        self._pending = submit(self._publish(source, version, probe, canary))
 
     def finish(self) -> PublicationReport | None:
         """The report of the publication under way, waiting for its end; None if there is none.
@@ -113,7 +118,9 @@ class Publisher:
             pending.cancel()
             raise DeadlineError(f"waited {self._deadline_s:g} s for the engine to take new weights") from error
 
-    async def _publish(self, source: ModuleWeights, version: int, probe: Probe) -> PublicationReport:
+    async def _publish(
+        self, source: ModuleWeights, version: int, probe: Probe, canary: Probe | None
+    ) -> PublicationReport:
         started = self._clock.now()
         failures = 0
         while True:
@@ -125,8 +132,8 @@ class Publisher:
                 if failures == TRIES:
                     raise
         self._on_change()
-        scored = await self._engine.score(probe.token_ids)
-        error = float(np.abs(scored - probe.logprobs).max())
+        pairs = await self._scored(probe)
+        error = pairs.parity.max or 0.0
         if not error <= self._tolerance:
             raise InvariantError(
                 f"engine and learner disagree by {error:.2e} on version {version} (at most {self._tolerance:g}): the "
@@ -138,4 +145,10 @@ class Publisher:
             seconds=self._clock.now() - started,
             probe_error=error,
             failures=failures,
+            canary=None if canary is None else await self._scored(canary),
         )
+
+    async def _scored(self, probe: Probe) -> TokenPairs:
+        """The engine's log-probs beside the learner's; the first token has none."""
+        scored = await self._engine.score(probe.token_ids)
+        return TokenPairs(scored[1:], probe.logprobs[1:], np.arange(1, len(probe.token_ids)))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sao_gym.trainer.batch import Packed
 from sao_gym.trainer.critic import ModuleKind
 from sao_gym.trainer.losses import (
     ExplainedVariance,
@@ -20,6 +21,7 @@ from sao_gym.trainer.losses import (
     ratio_quantiles,
 )
 from sao_gym.trainer.optimizer import GradientNorms, UpdateSize
+from sao_gym.trainer.parity import TokenPairs
 
 Floats64 = npt.NDArray[np.float64]
 _SUMMED = (
@@ -34,6 +36,7 @@ _SUMMED = (
     "rejected_of_positive",
     "rejected_of_negative",
     "n_action",
+    "lag_0",
 )
 
 
@@ -57,6 +60,7 @@ class StepStatistics:
     rejected_of_positive: int = 0
     rejected_of_negative: int = 0
     n_action: int = 0
+    lag_0: TokenPairs = field(default_factory=TokenPairs.none)
     account_by_update: tuple[TokenAccount, ...] = ()
     log_ratios: Floats64 = field(default_factory=_no_samples)
     weights: Floats64 = field(default_factory=_no_samples)
@@ -74,6 +78,13 @@ class StepStatistics:
         self.before_passes += ExplainedVariance.of(targets, values)
         self.advantage_sum += float(advantages.sum())
         self.n_action += len(advantages)
+
+    def add_parity(self, packed: Packed, version: int, logprobs: Tensor) -> None:
+        """Log-probs [A] before the first update, of which those of tokens that `version` itself sampled are kept."""
+        own = packed.versions == version
+        positions = packed.position_ids[packed.state_index[own]] + 1
+        learner = logprobs.detach().double().cpu().numpy()[own]
+        self.lag_0 += TokenPairs(packed.behavior_logprobs[own], learner, positions)
 
     def add_policy(self, loss: PolicyLoss, entropy: Tensor, advantages: Tensor, world: int) -> None:
         """One micro-batch of the actor; its loss was multiplied by the number of ranks."""

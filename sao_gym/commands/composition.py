@@ -46,6 +46,7 @@ from sao_gym.trainer.failures import ErrorBudget
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.loop import CHECKPOINTS, Parts, row_uid
 from sao_gym.trainer.metrics import HISTOGRAMS
+from sao_gym.trainer.parity import PARITY
 from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.resume import recovered
 from sao_gym.trainer.runtime import Runtime, RuntimeOptions
@@ -103,7 +104,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
         if resume:
             bound = {"batch_rows": config.batch_size, "max_staleness": config.staleness.max_staleness}
             recovered(ledger, folder, state, **bound)
-            for name in (EVENTS, HISTOGRAMS):
+            for name in (EVENTS, HISTOGRAMS, PARITY):
                 PartFiles(folder.file(name)).rewind(state.step)
             rewind_evaluations(folder.path, state.step)
         events = EventLog(clock)
