@@ -45,7 +45,8 @@ def main() -> int:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # not sys.stdin: its lock would be held while the interpreter ends
+            pass
         _end(child)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -29,13 +29,16 @@ def logprobs_of(model: Any, ids: Sequence[int], temperature: float = 1.0) -> np.
     return np.concatenate([[0.0], rows.gather(1, whole[1:, None])[:, 0].numpy()])
 
 
+def rescored(made: Generation, models: dict[int, Any], temperature: float = 1.0) -> np.ndarray[Any, Any]:
+    """The log-prob [n] that the model of each token's version gives it."""
+    ids = [*PROMPT.tolist(), *made.token_ids.tolist()]
+    found = np.full(len(made.token_ids), np.nan)
+    for version in np.unique(made.versions):
+        own = made.versions == version
+        found[own] = logprobs_of(models[int(version)], ids, temperature)[len(PROMPT) :][own]
+    return found
+
+
 def assert_exact(made: Generation, models: dict[int, Any], temperature: float = 1.0) -> None:
     """Every token is as likely as the model of its version says."""
-    ids = [*PROMPT.tolist(), *made.token_ids.tolist()]
-    by_version = {
-        version: logprobs_of(model, ids, temperature)[len(PROMPT) :]
-        for version, model in models.items()
-        if version in made.versions
-    }
-    expected = [by_version[int(version)][index] for index, version in enumerate(made.versions)]
-    np.testing.assert_allclose(made.logprobs, expected, atol=1e-5)
+    np.testing.assert_allclose(made.logprobs, rescored(made, models, temperature), atol=1e-5)
