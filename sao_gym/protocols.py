@@ -259,6 +259,15 @@ class Scaffold(Protocol):
 
 
 @runtime_checkable
+class CountsWork(Protocol):
+    """An engine that counts what happened to its requests; a run's metrics hold the figures."""
+
+    def counters(self) -> Mapping[str, float]:
+        """Totals so far, by name."""
+        ...
+
+
+@runtime_checkable
 class SelfDriven(Protocol):
     """An environment whose episodes are driven by an agent program, and not stepped by us."""
 

@@ -24,7 +24,7 @@ from sao_gym.errors import EngineError, InvariantError, RunFolderError, TaskFile
 from sao_gym.ledger import Ledger
 from sao_gym.loops import run_blocking, submit
 from sao_gym.parquet import read_trajectories, write_trajectories
-from sao_gym.protocols import Clock, Engine
+from sao_gym.protocols import Clock, CountsWork, Engine
 from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
@@ -312,6 +312,8 @@ class Training:
             "learner_busy_share": (stats.critic_s + stats.actor_s) / seconds if seconds else None,
             "weight_hash": self.state.weight_hash,
         }
+        if isinstance(self.parts.engine, CountsWork):
+            record |= {f"engine_{name}": count for name, count in self.parts.engine.counters().items()}
         record["tokens_per_s"] = record["tokens_total"] / seconds if seconds else None
         record["trajectories_per_s"] = len(batch.trajectories) / seconds if seconds else None
         if config.check:

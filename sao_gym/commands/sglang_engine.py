@@ -12,7 +12,7 @@ from sao_gym.engines.sglang_group import GroupTransport
 from sao_gym.engines.sglang_process import OwnServer, ServerCommand
 from sao_gym.engines.sglang_tensor import TensorTransport
 from sao_gym.errors import ConfigError
-from sao_gym.loops import run_blocking
+from sao_gym.loops import run_blocking, submit
 from sao_gym.protocols import Clock
 from sao_gym.trainer.config import SGLangConfig, TrainConfig
 from sao_gym.weights import ModuleWeights
@@ -79,6 +79,8 @@ def _started(settings: SGLangConfig, model: Any, folder: Path, clock: Clock, sta
         servers.append(server)
     for server in servers:
         run_blocking(server.wait_ready(settings.start_s, clock))
+    for server in servers:
+        stack.callback(submit(server.watch(clock)).cancel)
     return [server.url for server in servers]
 
 

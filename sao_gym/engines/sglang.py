@@ -14,15 +14,15 @@ Example:
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from sao_gym.clock import SystemClock
 from sao_gym.engines.local import EngineDeadlines
-from sao_gym.engines.sglang_answer import Answer, Tokens, read_chunk, routed_rows, scored_tokens
+from sao_gym.engines.sglang_answer import UNPUBLISHED, Answer, Tokens, read_chunk, routed_rows, scored_tokens
 from sao_gym.engines.sglang_cargo import Cargo, Transport
 from sao_gym.engines.sglang_fleet import Fleet
 from sao_gym.engines.sglang_http import Http, ServerLostError
@@ -190,6 +190,16 @@ class SGLangEngine:
         """Every publication to every server so far."""
         return tuple(self._publisher.history) if self._publisher else ()
 
+    def counters(self) -> Mapping[str, float]:
+        """Totals so far, and how many servers serve now."""
+        publisher, fleet = self._publisher, self._fleet
+        return {
+            **asdict(self.counts),
+            "publications_failed": publisher.failures if publisher else 0,
+            "servers_taken_out": sum(server.times_out for server in fleet.servers) if fleet else 0,
+            "servers_live": sum(1 for _ in fleet.live()) if fleet else 0,
+        }
+
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     async def generate(self, token_ids: Ids, sampling: Sampling, session: str | None = None) -> Generation:
@@ -255,6 +265,9 @@ class SGLangEngine:
         finally:
             server.flights.discard(flight)
         self._take(request, answer, len(ids), wants_experts)
+        if answer.is_of_new_server:
+            self._take_out_new(server)
+            return False
         if is_lost:
             self.counts.lost += 1
             self._keep(server.abort(flight.rid))
@@ -262,6 +275,11 @@ class SGLangEngine:
             return False
         is_length = answer.finish is not None and answer.finish.type == "length"
         return is_length and request.stop is None  # the server's memory ends before the model's context
+
+    def _take_out_new(self, server: Server) -> None:
+        """It died and was started again before anybody noticed: out, until the monitor has given it the weights."""
+        if server.state is ServerState.LIVE:
+            server.take_out("it was started again, and holds no weights of this run")
 
     async def _suspect(self, server: Server) -> None:
         """Take a server out at once if it broke an answer off and does not answer now; one request asks for all."""
@@ -301,6 +319,9 @@ class SGLangEngine:
 
     def _take(self, request: _Request, answer: Answer, prompt_length: int, has_experts: bool) -> None:
         """Append what the answer brought for certain."""
+        if answer.is_of_new_server:
+            self.counts.redone += len(answer.ids)
+            return
         tokens = answer.tokens(self._versions)
         n = len(tokens.ids)
         self.counts.redone += len(answer.ids) - n
@@ -348,6 +369,8 @@ class SGLangEngine:
             chunk = read_chunk(data)
             if chunk.meta_info.weight_version == label == server.label:
                 return scored_tokens(chunk, ids)
+            if chunk.meta_info.weight_version == UNPUBLISHED:
+                self._take_out_new(server)
         raise EngineError(f"no server scored {len(ids)} tokens under one version in {FRUITLESS} tries")
 
     # -- publication --------------------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ class Chunk(msgspec.Struct):
     error: Failure | str | None = None
 
 
+UNPUBLISHED = "default"
+"""What a server calls the weights that it was started with."""
 _chunk = msgspec.json.Decoder(Chunk)
 
 
@@ -99,6 +101,7 @@ class Answer:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
         self.routed_experts: str | None = None
+        self.seen_label = ""
         self._spans: list[Span] | None = None
         self._sure = 0
 
@@ -118,6 +121,7 @@ class Answer:
         if meta.weight_version == self.label and self._sure == len(self.ids) - new:
             self._sure = len(self.ids)
         self.finish = meta.finish_reason
+        self.seen_label = meta.weight_version or self.seen_label
         self._spans = meta.weight_versions
         self.cached_tokens = max(self.cached_tokens, meta.cached_tokens)
         self.routed_experts = meta.routed_experts or self.routed_experts
@@ -132,6 +136,12 @@ class Answer:
             raise EngineError(f"the server's log-probs are not finite under version {self.label}")
         self.ids += ids
         self.logprobs += [float(logprob) for logprob in logprobs if logprob is not None]
+
+    @property
+    def is_of_new_server(self) -> bool:
+        """Whether a server answered that was started anew, and holds nobody's weights but its checkpoint's."""
+        spans = self._spans or ()
+        return self.seen_label == UNPUBLISHED or any(span.version == UNPUBLISHED for span in spans)
 
     def tokens(self, versions: Mapping[str, int]) -> Tokens:
         """The tokens whose version is known: all at the end of an answer, else those of the request's own version.

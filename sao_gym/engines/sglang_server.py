@@ -83,6 +83,7 @@ class Server:
         self.flights: set[Flight] = set()
         self.facts: ServerFacts | None = None
         self.why_out = "it has not been published to yet"
+        self.times_out = 0
         self._http = http
 
     async def ask_facts(self) -> ServerFacts:
@@ -141,6 +142,7 @@ class Server:
 
     def take_out(self, why: str) -> None:
         """It serves nothing any more; its requests are lost, and go on elsewhere."""
+        self.times_out += self.state is not ServerState.OUT
         self.state, self.why_out = ServerState.OUT, why
         for flight in list(self.flights):
             if flight.task is not None and not flight.task.done():

@@ -11,6 +11,7 @@ import torch
 from sglang_exact import PROMPT, assert_exact, logprobs_of, other
 from sglang_standin import StandIn
 
+from sao_gym.engines import sglang
 from sao_gym.engines.sglang import SGLangEngine
 from sao_gym.engines.sglang_cargo import Transport
 from sao_gym.engines.sglang_disk import DiskTransport
@@ -18,7 +19,7 @@ from sao_gym.engines.sglang_tensor import TensorTransport
 from sao_gym.errors import ConfigError, DeadlineError, EngineError
 from sao_gym.loops import on_background
 from sao_gym.models import tiny_qwen3
-from sao_gym.protocols import Sampling
+from sao_gym.protocols import CountsWork, Sampling
 from sao_gym.stream import StopReason
 from sao_gym.weights import ModuleWeights
 
@@ -343,6 +344,38 @@ async def test_another_publisher_is_noticed(house: House) -> None:
     stand.version = "somebody else's"
     with pytest.raises(EngineError, match="did not publish"):
         await engine.generate(PROMPT, Sampling(max_tokens=3), "s")
+
+
+async def test_a_server_that_was_started_again_serves_once_it_has_the_weights(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers before anybody noticed that it was gone: what its checkpoint samples is nobody's token."""
+    monkeypatch.setattr(sglang, "MONITOR_S", 0.05)
+    stands = [await house.stand(), await house.stand()]
+    engine = await house.engine(*stands)
+    await engine.generate(PROMPT, Sampling(max_tokens=3), "s0")
+    first = next(stand for stand in stands if any(path == "generate" for path, _ in stand.calls))
+    port = first.port
+    await on_background(first.die())
+    first.version, first.model = "default", make_model(seed=77)
+    await on_background(first.start(port))
+    for length in (3, 100):  # whole, and streamed
+        made = await engine.generate(PROMPT, Sampling(max_tokens=length), "s0")
+        assert_exact(made, {0: house.model})
+    np.testing.assert_allclose(await engine.score(PROMPT), logprobs_of(house.model, PROMPT.tolist()), atol=1e-5)
+    await until(lambda: engine.counters()["servers_live"] == 2)
+    assert first.version != "default"
+    assert engine.counters()["servers_taken_out"] >= 1
+    assert_exact(await engine.generate(PROMPT, Sampling(max_tokens=3), "s0"), {0: house.model})
+
+
+async def test_what_is_counted(house: House) -> None:
+    engine = await house.engine(await house.stand())
+    await engine.generate(PROMPT, Sampling(max_tokens=3), "s0")
+    counted = engine.counters()
+    assert isinstance(engine, CountsWork)
+    assert (counted["requests"], counted["fed_tokens"], counted["servers_live"]) == (1, len(PROMPT), 1)
+    assert (counted["lost"], counted["publications_failed"], counted["servers_taken_out"]) == (0, 0, 0)
 
 
 async def test_a_context_that_no_server_has_is_refused(house: House) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sao_gym.clock import SystemClock
-from sao_gym.engines.sglang_process import OwnServer, ServerCommand
+from sao_gym.engines.sglang_process import BACK_OFF_S, POLL_S, RESTARTS, OwnServer, ServerCommand
 from sao_gym.errors import ConfigError
 from sao_gym.loops import on_background
 
@@ -86,3 +86,40 @@ async def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"(?s)ended while it started.*no such model"):
         await on_background(server.wait_ready(60.0, SystemClock()))
     await server.close()
+
+
+class Waits:
+    """A clock that writes down what is waited for, and waits a little."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_ends_by_itself_is_started_again_so_often(tmp_path: Path) -> None:
+    python = script(tmp_path, f"echo once >> {tmp_path}/starts\nexit 3")
+    server = OwnServer(ServerCommand(python=python, model=tmp_path, log=tmp_path / "log"))
+    clock = Waits()
+    await server.watch(clock)
+    await server.close()
+    assert server.restarts == RESTARTS
+    assert [slept for slept in clock.slept if slept != POLL_S] == [BACK_OFF_S * 2**n for n in range(RESTARTS)]
+    assert (tmp_path / "starts").read_text().split() in (["once"] * (RESTARTS + 1), ["once"] * RESTARTS), (
+        "the last one may have been closed before it began"
+    )
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_closed_is_not_started_again(tmp_path: Path) -> None:
+    server = OwnServer(ServerCommand(python=living(tmp_path), model=tmp_path, log=tmp_path / "log"))
+    watching = asyncio.create_task(server.watch(Waits()))
+    await pids(tmp_path)
+    await server.close()
+    await watching
+    assert server.restarts == 0
