@@ -368,7 +368,7 @@ class SGLangEngine:
                 continue
             chunk = read_chunk(data)
             if chunk.meta_info.weight_version == label == server.label:
-                return scored_tokens(chunk, ids)
+                return scored_tokens(chunk, ids, vocab_size=self._vocab_size)
             if chunk.meta_info.weight_version == UNPUBLISHED:
                 self._take_out_new(server)
         raise EngineError(f"no server scored {len(ids)} tokens under one version in {FRUITLESS} tries")

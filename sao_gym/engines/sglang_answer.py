@@ -180,10 +180,14 @@ def _tail(items: list[T], total: int, new: int, what: str) -> list[T]:
     )
 
 
-def scored_tokens(chunk: Chunk, ids: list[int]) -> npt.NDArray[np.float32]:
-    """Log-prob of each prompt token [n], the first 0. Raises EngineError where the server scored something else."""
+def scored_tokens(chunk: Chunk, ids: list[int], *, vocab_size: int) -> npt.NDArray[np.float32]:
+    """Log-prob of each prompt token [n], the first 0. Raises EngineError where the server scored something else.
+
+    A server of version 0.5.23 names a prompt's token of the last id 0, though it scores the right one.
+    """
     scored = chunk.meta_info.input_token_logprobs
-    if [token_id for _, token_id, _ in scored] != ids:
+    named = [token_id for _, token_id, _ in scored]
+    if named != ids and named != [0 if token_id == vocab_size - 1 else token_id for token_id in ids]:
         raise EngineError(f"the server scored {len(scored)} tokens that are not the {len(ids)} it was given")
     values = np.array([0.0, *(np.nan if value is None else value for value, _, _ in scored[1:])], dtype=np.float32)
     if not np.isfinite(values).all():

@@ -155,9 +155,16 @@ def test_the_last_chunk_of_an_abort_may_repeat_a_token() -> None:
 
 def test_scored_tokens_are_those_that_were_asked_for() -> None:
     data = b'{"output_ids": [], "meta_info": {"input_token_logprobs": [[null, 4, null], [-1.5, 5, null]]}}'
-    assert scored_tokens(read_chunk(data), [4, 5]).tolist() == [0.0, -1.5]
+    assert scored_tokens(read_chunk(data), [4, 5], vocab_size=9).tolist() == [0.0, -1.5]
     with pytest.raises(EngineError, match="not the 2 it was given"):
-        scored_tokens(read_chunk(data), [4, 6])
+        scored_tokens(read_chunk(data), [4, 6], vocab_size=9)
+
+
+def test_the_last_id_of_a_prompt_is_named_0() -> None:
+    data = b'{"output_ids": [], "meta_info": {"input_token_logprobs": [[null, 4, null], [-1.5, 0, null]]}}'
+    assert scored_tokens(read_chunk(data), [4, 8], vocab_size=9).tolist() == [0.0, -1.5]
+    with pytest.raises(EngineError, match="not the 2 it was given"):
+        scored_tokens(read_chunk(data), [4, 7], vocab_size=9)
 
 
 def test_routed_experts_are_those_of_the_positions_that_were_sampled_at() -> None:

@@ -89,7 +89,8 @@ async def test_log_probs_are_the_learners(engine: SGLangEngine) -> None:
     made = await engine.generate(PROMPT, Sampling(max_tokens=150, temperature=0.7, seed=3), "s")
     assert made.stop is StopReason.LENGTH
     assert_exact(made, {0: model}, temperature=0.7)
-    np.testing.assert_allclose(await engine.score(PROMPT), logprobs_of(model, PROMPT.tolist()), atol=1e-5)
+    every = np.arange(VOCAB, dtype=np.int32)
+    np.testing.assert_allclose(await engine.score(every), logprobs_of(model, every.tolist()), atol=1e-5)
     stop = int(made.token_ids[5])
     stopped = await engine.generate(PROMPT, Sampling(max_tokens=100, stop_token_ids=(stop,)), "s")
     assert stopped.stop is (StopReason.STOP if stopped.token_ids[-1] == stop else StopReason.LENGTH)
