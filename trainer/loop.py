@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sao_gym.conversation import require_token_records
-from sao_gym.errors import EngineError, InvariantError, RunFolderError, TaskFileError, UserError
+from sao_gym.errors import DeadlineError, EngineError, InvariantError, RunFolderError, TaskFileError, UserError
 from sao_gym.ledger import Ledger
 from sao_gym.loops import run_blocking, submit
 from sao_gym.parquet import read_trajectories, write_trajectories
@@ -109,7 +109,7 @@ class Parts:
 
 
 class EngineFailedError(UserError):
-    """The engine is gone, or takes no weights any more."""
+    """The engine is gone, takes no weights any more, or nothing has come for too long."""
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -117,7 +117,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 @contextmanager
 def named_failures(run: Path) -> Iterator[None]:
-    """What ends a run from outside, in one sentence: a disk that takes no more, an engine that is gone."""
+    """What ends a run from outside, in one sentence: a full disk, an engine that is gone, a wait past its deadline."""
     go_on = f"go on with --resume {run}"
     try:
         yield
@@ -125,6 +125,8 @@ def named_failures(run: Path) -> Iterator[None]:
         raise EngineFailedError(
             f"the engine failed ({error}); the run stands at its last checkpoint: {go_on}"
         ) from error
+    except DeadlineError as error:
+        raise EngineFailedError(f"the run stands still ({error}); it stands at its last checkpoint: {go_on}") from error
     except (OSError, sqlite3.OperationalError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_ROOM:
             raise

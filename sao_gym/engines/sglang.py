@@ -197,7 +197,7 @@ class SGLangEngine:
             **asdict(self.counts),
             "publications_failed": publisher.failures if publisher else 0,
             "servers_taken_out": sum(server.times_out for server in fleet.servers) if fleet else 0,
-            "servers_live": sum(1 for _ in fleet.live()) if fleet else 0,
+            "servers_in_service": sum(server.state is not ServerState.OUT for server in fleet.servers) if fleet else 0,
         }
 
     # -- sampling -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ from sao_gym.engines.sglang_server import Server
 from sao_gym.errors import EngineError
 
 BUCKET_BYTES = 512 << 20
+JOIN_S = 60.0
+"""How long members, all of which have just answered, may take to find each other."""
+BREAK_S = 5.0
+"""How long members of a group may take to notice that it is broken."""
 
 
 class GroupTransport:
@@ -68,13 +72,39 @@ class GroupTransport:
             "abort_all_requests": False,
             "weight_version": label,
         }
-        await _all(
-            *(
-                server.control("/update_weights_from_distributed", body, timeout_s=self._timeout_s)
-                for server in self._members
-            ),
-            asyncio.to_thread(_broadcast, self._group, [tensor for _, tensor in bucket], self._backend),
-        )
+        sends = [
+            server.control("/update_weights_from_distributed", body, timeout_s=self._timeout_s)
+            for server in self._members
+        ]
+        tasks = [asyncio.ensure_future(each) for each in (*sends, self._send_own([tensor for _, tensor in bucket]))]
+        _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting:
+            await self._break_up(waiting)
+        failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        if failures:
+            raise failures[0]
+        if any(task.cancelled() for task in tasks):
+            raise EngineError("a server did not notice that the group is broken")
+
+    async def _send_own(self, tensors: Sequence[Tensor]) -> None:
+        if why := await asyncio.to_thread(_broadcast, self._group, tensors, self._backend):
+            raise EngineError(why)
+
+    async def _break_up(self, waiting: "set[asyncio.Future[Any]]") -> None:
+        """Somebody failed: let go of our end, so that the others, who wait for tensors that never come, fail too."""
+        await asyncio.wait(waiting, timeout=BREAK_S)  # most of them see it by themselves
+        self._let_go()
+        _, waiting = await asyncio.wait(waiting, timeout=BREAK_S)
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=BREAK_S)
+
+    def _let_go(self) -> None:
+        """Close our connections, which torch does once nothing holds the group any more."""
+        if self._group is not None:
+            torch.distributed.destroy_process_group(self._group)
+        self._group = None
 
     async def _join(self, servers: Sequence[Server]) -> None:
         await self._leave()
@@ -85,26 +115,26 @@ class GroupTransport:
         name = f"{self._name}-{next(self._count)}"
         port = _free_port()
         common = {"master_address": self._host, "master_port": port, "world_size": world, "group_name": name}
+        patience_s = min(self._timeout_s, JOIN_S)
         joins = (
             server.control(
                 "/init_weights_update_group",
                 {**common, "rank_offset": offset, "backend": self._backend},
-                timeout_s=self._timeout_s,
+                timeout_s=patience_s,
             )
             for server, offset in zip(servers, offsets, strict=False)
         )
-        own = asyncio.to_thread(_joined, f"tcp://{self._host}:{port}", world, name, self._backend, self._timeout_s)
+        own = asyncio.to_thread(_joined, f"tcp://{self._host}:{port}", world, name, self._backend, patience_s)
         self._members, self._group_name = tuple(servers), name
         *_, self._group = await _all(*joins, own)
 
     async def _leave(self) -> None:
-        members, group, name = self._members, self._group, self._group_name
-        self._members, self._group, self._group_name = (), None, ""
+        members, name = self._members, self._group_name
+        self._members, self._group_name = (), ""
         if name:
             leaves = (server.control("/destroy_weights_update_group", {"group_name": name}) for server in members)
             await asyncio.gather(*leaves, return_exceptions=True)
-        if group is not None:
-            await asyncio.to_thread(_destroyed, group)
+        self._let_go()
 
     async def unpack(self, cargo: Cargo) -> None:
         """Nothing: nothing was made."""
@@ -148,14 +178,17 @@ def _joined(url: str, world: int, name: str, backend: str, timeout_s: float) -> 
     return group
 
 
-def _broadcast(group: Any, tensors: Sequence[Tensor], backend: str) -> None:
-    works = [
-        torch.distributed.broadcast(tensor if backend == "nccl" else tensor.cpu(), src=0, group=group, async_op=True)
-        for tensor in tensors
-    ]
-    for work in works:
-        work.wait()
-
-
-def _destroyed(group: Any) -> None:
-    torch.distributed.destroy_process_group(group)
+def _broadcast(group: Any, tensors: Sequence[Tensor], backend: str) -> str:
+    """Why it failed, in words: an exception's frames would hold the group, and with it the connections, open."""
+    try:
+        works = [
+            torch.distributed.broadcast(
+                tensor if backend == "nccl" else tensor.cpu(), src=0, group=group, async_op=True
+            )
+            for tensor in tensors
+        ]
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""

@@ -363,7 +363,7 @@ async def test_a_server_that_was_started_again_serves_once_it_has_the_weights(
         made = await engine.generate(PROMPT, Sampling(max_tokens=length), "s0")
         assert_exact(made, {0: house.model})
     np.testing.assert_allclose(await engine.score(PROMPT), logprobs_of(house.model, PROMPT.tolist()), atol=1e-5)
-    await until(lambda: engine.counters()["servers_live"] == 2)
+    await until(lambda: engine.counters()["servers_in_service"] == 2)
     assert first.version != "default"
     assert engine.counters()["servers_taken_out"] >= 1
     assert_exact(await engine.generate(PROMPT, Sampling(max_tokens=3), "s0"), {0: house.model})
@@ -374,7 +374,7 @@ async def test_what_is_counted(house: House) -> None:
     await engine.generate(PROMPT, Sampling(max_tokens=3), "s0")
     counted = engine.counters()
     assert isinstance(engine, CountsWork)
-    assert (counted["requests"], counted["fed_tokens"], counted["servers_live"]) == (1, len(PROMPT), 1)
+    assert (counted["requests"], counted["fed_tokens"], counted["servers_in_service"]) == (1, len(PROMPT), 1)
     assert (counted["lost"], counted["publications_failed"], counted["servers_taken_out"]) == (0, 0, 0)
 
 
