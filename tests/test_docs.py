@@ -23,6 +23,7 @@ from sao_gym.trainer import loop, resume
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import ModuleKind
 from sao_gym.trainer.metrics import batch_metrics, loss_metrics
+from sao_gym.trainer.parity import CANARY
 from sao_gym.trainer.runtime import Batch, Losses
 from sao_gym.trainer.statistics import StepStatistics
 
@@ -191,10 +192,10 @@ def test_the_metrics_that_people_rely_on() -> None:
 
 
 def test_the_run_folders_files_are_those_that_are_written() -> None:
-    written = {"config.toml", "manifest.json", "metrics.jsonl", "ledger.sqlite", "curves.png", "canary.npy", "lock"}
+    written = {"config.toml", "manifest.json", "metrics.jsonl", "ledger.sqlite", "curves.png", "lock"}
     listed = re.findall(r"^\| `([\w./]+)` \|", RUNS.read_text(encoding="utf-8").split("## Commands")[0], flags=re.M)
     folders = {f"{loop.TRAJECTORIES}/step_NNNNNN.parquet", f"{loop.CHECKPOINTS}/step_N/"}
-    folders |= {f"{loop.EVENTS}/", f"{loop.HISTOGRAMS}/", f"{loop.PARITY}/", f"{EVALUATIONS}/step_NNNNNN.jsonl"}
+    folders |= {f"{loop.EVENTS}/", f"{loop.HISTOGRAMS}/", f"{loop.PARITY}/", CANARY, f"{EVALUATIONS}/step_NNNNNN.jsonl"}
     assert set(listed) == written | folders
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "sao_gym").rglob("*.py")]
     for name in written:

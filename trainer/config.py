@@ -118,7 +118,11 @@ class RolloutConfig:
 class SGLangConfig:
     """SGLang servers: those at `urls`, else as many as asked for, started with the run and ended with it."""
 
-    urls: list[str] = setting([], help="running servers to attach to; empty: the run starts its own", source="ours")
+    urls: list[str] = setting(
+        [],
+        help="running servers to attach to, or a router in front of them; empty: the run starts its own",
+        source="ours",
+    )
     servers: int = setting(1, help="servers that the run starts", source="ours")
     python: str | None = setting(
         None, help="python of an SGLang environment; unset: the one that sao-gym workers install sglang made"

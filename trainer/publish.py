@@ -104,7 +104,7 @@ class Publisher:
     def finish(self) -> PublicationReport | None:
         """The report of the publication under way, waiting for its end; None if there is none.
 
-        Raises DeadlineError, EngineError after the last try, InvariantError if engine and learner disagree. Past the
+        Raises DeadlineError, EngineError after the last try or if engine and learner disagree. Past the
         deadline the publication is given up: it is cancelled where it waits.
         """
         pending, self._pending = self._pending, None
@@ -135,9 +135,9 @@ class Publisher:
         pairs = await self._scored(probe)
         error = pairs.parity.max or 0.0
         if not error <= self._tolerance:
-            raise InvariantError(
-                f"engine and learner disagree by {error:.2e} on version {version} (at most {self._tolerance:g}): the "
-                "engine does not compute what it was sent"
+            raise EngineError(
+                f"engine and learner disagree by {error:.2e} on version {version} (at most {self._tolerance:g}): it does not "
+                "compute what it was sent; one that computes in bfloat16 needs a larger --engine.probe-tolerance"
             )
         return PublicationReport(
             version=version,

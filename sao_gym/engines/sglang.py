@@ -29,6 +29,7 @@ from sao_gym.engines.sglang_http import Http, ServerLostError
 from sao_gym.engines.sglang_names import CheckpointNames
 from sao_gym.engines.sglang_publish import FleetPublisher, ServerPublication
 from sao_gym.engines.sglang_request import check_sampling, checked_ids, generate_body, is_temperature, score_body
+from sao_gym.engines.sglang_router import servers_behind
 from sao_gym.engines.sglang_server import Flight, PauseMode, Server, ServerState
 from sao_gym.engines.waiting import result_within
 from sao_gym.errors import ConfigError, EngineError
@@ -86,7 +87,7 @@ class _Request:
 
 
 class SGLangEngine:
-    """An `Engine` over the servers at `urls`. `model` gives shapes and names, not weights.
+    """An `Engine` over the servers at `urls`, or behind routers there. `model` gives shapes and names, not weights.
 
     `mode`: at a publication keep keys and values ("in_place"), compute them again ("retract"), or have requests come
     back and send them again ("abort"). Raises ConfigError for settings that cannot be used.
@@ -142,7 +143,8 @@ class SGLangEngine:
 
     async def _start(self, source: WeightSource, version: int) -> None:
         self._http = Http(self._clock, self._api_key)
-        servers = [Server(url, self._http) for url in self._urls]
+        urls = [found for url in self._urls for found in await servers_behind(url, self._http)]
+        servers = [Server(url, self._http) for url in dict.fromkeys(urls)]
         for server in servers:
             await self._admit(server)
         self._fleet = Fleet(servers, self._clock, wait_s=self._server_wait_s)

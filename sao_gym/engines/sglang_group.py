@@ -79,7 +79,7 @@ class GroupTransport:
         tasks = [asyncio.ensure_future(each) for each in (*sends, self._send_own([tensor for _, tensor in bucket]))]
         _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:
-            await self._break_up(waiting)
+            await self._break_up(set(waiting))
         failures = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
         if failures:
             raise failures[0]

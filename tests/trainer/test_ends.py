@@ -17,7 +17,7 @@ import pytest
 
 from sao_gym.commands.train import main
 from sao_gym.engines.local import LocalEngine
-from sao_gym.errors import EngineError, RunFolderError
+from sao_gym.errors import DeadlineError, EngineError, RunFolderError
 from sao_gym.ledger import Ledger
 from sao_gym.trainer import loop
 from sao_gym.trainer.checkpoint import find_checkpoints
@@ -204,3 +204,9 @@ def test_an_engine_that_dies_ends_the_run_with_its_cause(
 def test_an_engine_error_outside_of_an_episode_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineFailedError, match=r"the engine failed \(gone\).*--resume"), named_failures(tmp_path):
         raise EngineError("gone")
+
+
+def test_a_wait_past_its_deadline_is_named(tmp_path: Path) -> None:
+    stands = r"stands still \(waited 9 s for a batch\).*--resume"
+    with pytest.raises(EngineFailedError, match=stands), named_failures(tmp_path):
+        raise DeadlineError("waited 9 s for a batch")

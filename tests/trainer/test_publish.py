@@ -116,7 +116,7 @@ def test_an_engine_that_computes_something_else_is_found(setting):
     """Trap 14: the hash agrees, the probe does not."""
     learner, _, publisher, probe, _ = setting(WrongEngine)
     publisher.start(learner.weights(), 1, probe)
-    with pytest.raises(InvariantError, match=r"disagree by .* on version 1"):
+    with pytest.raises(EngineError, match=r"disagree by .* on version 1"):
         publisher.finish()
 
 
@@ -126,7 +126,7 @@ def test_a_probe_of_other_weights_is_found(setting):
     with torch.no_grad():
         learner.model.model.layers[1].mlp.down_proj.weight.mul_(1.05)
     publisher.start(learner.weights(), 1, probe)
-    with pytest.raises(InvariantError, match="disagree"):
+    with pytest.raises(EngineError, match="disagree"):
         publisher.finish()
 
 

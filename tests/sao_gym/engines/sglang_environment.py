@@ -36,9 +36,10 @@ def sglang_python() -> str:
     home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "made").is_file():
+        wanted = INSTALL.read_text() + INSTALL.with_name("requirements.txt").read_text()
+        if not (home / "made").is_file() or (home / "made").read_text() != wanted:
             made = subprocess.run([str(INSTALL), str(home)], capture_output=True, text=True, check=False)
             if made.returncode:
                 pytest.skip(f"SGLang's environment could not be made: {made.stderr[-500:]}")
-            (home / "made").touch()
+            (home / "made").write_text(wanted)
     return str(home / "bin" / "python")

@@ -1,7 +1,7 @@
 """The sglang engine against a stand-in of the server: sampling, faults, publication (cases EG-02, EG-03, PB-02)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,25 @@ async def test_pb_02_bucket_sizes_change_nothing(house: House, bucket_bytes: int
     labels = [body["weight_version"] for path, body in stand.calls if path == "update_weights_from_tensor"]
     assert [label for label in labels if label] == [labels[len(labels) // 2 - 1], labels[-1]]  # once a publication
     assert_exact(await flight, {0: house.model, 1: moved})
+
+
+@pytest.mark.parametrize("order", ["reversed", "shuffled"])
+async def test_pb_02_the_order_of_parameters_changes_nothing(house: House, order: str) -> None:
+    class Ordered(ModuleWeights):
+        def tensors(self) -> Iterator[tuple[str, Any]]:
+            found = list(super().tensors())
+            places = (
+                np.arange(len(found))[::-1] if order == "reversed" else np.random.default_rng(0).permutation(len(found))
+            )
+            return iter([found[place] for place in places])
+
+    stand = await house.stand()
+    engine = await house.engine(stand, transport=TensorTransport(timeout_s=30, bucket_bytes=5000))
+    moved = other(house.model, seed=5)
+    await engine.publish(Ordered(moved), 1)
+    assert engine.publications[-1].check == "bytes"
+    for name, parameter in stand.model.named_parameters():
+        assert torch.equal(parameter, dict(moved.named_parameters())[name])
 
 
 async def test_a_mismatch_names_the_first_wrong_parameter_and_the_old_version_serves(house: House) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from sglang_environment import CPU_ARGS, sglang_python
@@ -192,6 +194,44 @@ async def test_a_mixture_of_experts_is_exact_and_tells_its_experts(tmp_path: Pat
             await engine.close()
     finally:
         await server.close()
+
+
+async def test_the_servers_behind_a_real_router_are_found(servers: list[OwnServer], tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--worker-urls", *(server.url for server in servers)]
+    with (tmp_path / "router.log").open("w") as log:
+        router = subprocess.Popen([sglang_python(), *words], stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            while not await is_up(client, len(servers)):
+                assert router.poll() is None, (tmp_path / "router.log").read_text()[-2000:]
+                await asyncio.sleep(0.2)
+        engine = SGLangEngine([url], dense(), TensorTransport(timeout_s=60), mode="retract")
+        await engine.start(ModuleWeights(dense()), 0)
+        moved = other(dense(), seed=1)
+        await engine.publish(ModuleWeights(moved), 1)
+        assert {(report.url, report.version) for report in engine.publications} == {
+            (server.url, version) for server in servers for version in (0, 1)
+        }
+        asked = (engine.generate(PROMPT, Sampling(max_tokens=8, seed=i), f"s{i}") for i in range(4))
+        for made in await asyncio.gather(*asked):
+            assert_exact(made, {1: moved})
+        await engine.close()
+    finally:
+        router.terminate()
+        router.wait()
+
+
+async def is_up(client: httpx.AsyncClient, workers: int) -> bool:
+    try:
+        ready = (await client.get("/readiness")).json()
+    except httpx.HTTPError:
+        return False
+    return bool(ready.get("healthy_workers") == workers)
 
 
 @pytest.mark.parametrize("engine", [("distributed", "retract", 2)], indirect=True)
