@@ -11,6 +11,7 @@ Example:
     _, reward, *_ = env.step("Yay, a fluffy little letter for my dear neighbour, hugs and kisses! <3")
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,12 +21,15 @@ from sao_gym.clock import SystemClock
 from sao_gym.drift import Drift, Phase, Progress, Unit, read_phases
 from sao_gym.envs.judges.make import JudgeOptions, make_judge
 from sao_gym.envs.judges.signals import signals
+from sao_gym.envs.late_feedback import LateFeedback
 from sao_gym.loops import on_background, run_blocking
 from sao_gym.messages import Message
-from sao_gym.protocols import Judge, Task, TaskSet, Verdict
+from sao_gym.protocols import Clock, Judge, Task, TaskSet, Verdict
 from sao_gym.stream import Score
 from sao_gym.writing_styles import PLAIN, STYLES, system_prompt
 
+JUDGING_S = 300.0
+"""How long a verdict may take that is asked for as the episode's time runs out; what feedback may take comes on top."""
 REVISIONS = (
     "Please revise it: make it a little shorter, and keep its tone.",
     "Please revise it: add one more detail, and keep its tone.",
@@ -37,9 +41,10 @@ REVISIONS = (
 class Judging:
     """What all writing environments of a run share: the judge, and how far training has come."""
 
-    def __init__(self, judge: Judge, progress: Progress | None = None) -> None:
+    def __init__(self, judge: Judge, progress: Progress | None = None, clock: Clock | None = None) -> None:
         self.judge = judge
-        self.progress = progress or Progress(SystemClock())
+        self.clock = clock or SystemClock()
+        self.progress = progress or Progress(self.clock)
 
     async def close(self) -> None:
         """Close the judge; idempotent."""
@@ -51,7 +56,8 @@ class WritingEnv(AgentEnv):
 
     `judge` is "rule", "openai", "ensemble" or a `Judge`; `judge_model`, `judge_base` and `judge_options` (see
     `JudgeOptions`) say which API. `phases` are tables with target, candidates and lasts, counted in `unit` ("samples"
-    that were trained, or "seconds"), each one blended in over `blend`. `judging` is shared and outlives the environment.
+    that were trained, or "seconds"), each one blended in over `blend`. `feedback_*` let it come late or never, see
+    `LateFeedback`. `judging` is shared and outlives the environment.
     """
 
     def __init__(
@@ -67,9 +73,22 @@ class WritingEnv(AgentEnv):
         blend: float = 0.0,
         tells_target: bool = False,
         revision: bool = False,
+        feedback_late_share: float = 0.0,
+        feedback_never_share: float = 0.0,
+        feedback_delay_s: float = 60.0,
+        feedback_deadline_s: float = 600.0,
         judging: Judging | None = None,
     ) -> None:
         super().__init__(tasks, max_turns=2 if revision else 1)
+        self.feedback = LateFeedback(
+            late_share=feedback_late_share,
+            never_share=feedback_never_share,
+            delay_s=feedback_delay_s,
+            deadline_s=feedback_deadline_s,
+        )
+        self.grades_apart = self.feedback.is_on
+        self.grading_s = JUDGING_S + (feedback_deadline_s if self.feedback.is_on else 0.0)
+        self._delay_s, self._asked_at = 0.0, math.nan
         given = {} if phases is None else {"phases": read_phases(phases)}
         self.drift = Drift(unit=unit, blend=blend, **given)
         self._tells_target, self._revision = tells_target, revision
@@ -106,6 +125,7 @@ class WritingEnv(AgentEnv):
         draw = float(self.np_random.random())
         self._phase = self.drift.phase_at(self.judging.progress.position(self.drift.unit), draw=draw)
         self._wish = str(self.np_random.choice(REVISIONS)) if self._revision else ""
+        self._delay_s, self._asked_at = self.feedback.drawn(self.np_random), math.nan
         self.episode_info = {
             "phase": self._phase,
             "target": self.phase.target,
@@ -124,7 +144,8 @@ class WritingEnv(AgentEnv):
         return Reply(is_final=True)
 
     async def grade(self) -> Score:
-        """The judge's verdict on the last answer. Raises GradingError where none can be had."""
+        """The judge's verdict on the last answer. Raises GradingError, and NoFeedbackError where none comes in time."""
+        await self._feedback_comes()
         said = self.last_action
         text = said.content if said else ""
         if text.strip():
@@ -143,6 +164,14 @@ class WritingEnv(AgentEnv):
             grader_version=verdict.judge,
             method=verdict.label,
         )
+
+    async def _feedback_comes(self) -> None:
+        """Asked again, as an episode is that ran out of time meanwhile, it waits for the same moment."""
+        if self._delay_s:
+            clock = self.judging.clock
+            self._asked_at = clock.now() if math.isnan(self._asked_at) else self._asked_at
+            await self.feedback.wait(clock, self._asked_at, self._delay_s)
+            self.episode_info["feedback_s"] = self._delay_s
 
     def _note(self, text: str, verdict: Verdict, is_on_target: bool) -> None:
         """What is recorded with the trajectory; the mean of every signal is a metric of its batch."""

@@ -89,6 +89,12 @@ class GradingError(EpisodeError):
     kind = "grading"
 
 
+class NoFeedbackError(EpisodeError):
+    """Nobody judged the episode in time. It is dropped and never trained; nothing has failed, and nothing is run again."""
+
+    kind = "no_feedback"
+
+
 class DeadlineError(SaoGymError, TimeoutError):
     """A wait outlasted its deadline. The message names what was waited for."""
 

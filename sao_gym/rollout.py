@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 
 from sao_gym.budgets import Budgets
-from sao_gym.errors import ConfigError, EngineError, EpisodeError, InvariantError, UserError
+from sao_gym.errors import ConfigError, EngineError, EpisodeError, InvariantError, NoFeedbackError, UserError
 from sao_gym.messages import Message
 from sao_gym.protocols import Chat, Clock, Engine, Generation, Sampling, Task, request_seed
 from sao_gym.stream import Outcome, Trajectory, TruncationReason
@@ -93,6 +93,8 @@ async def white_box(
             await in_time(clock, grading_limit(env), grading, "the grade of an episode that ran out of time")
     except (UserError, InvariantError):
         raise
+    except NoFeedbackError as error:
+        outcome = Outcome.error(error.kind)
     except EpisodeError as error:
         _log.warning("episode %s of task %s failed (%s): %s", episode.uid, episode.task.id, error.kind, error)
         outcome = Outcome.error(error.kind)

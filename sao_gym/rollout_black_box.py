@@ -19,7 +19,7 @@ import gymnasium
 
 from sao_gym.agent_env import AgentEnv
 from sao_gym.budgets import Budgets
-from sao_gym.errors import ConfigError, EpisodeError, InvariantError, UserError
+from sao_gym.errors import ConfigError, EpisodeError, InvariantError, NoFeedbackError, UserError
 from sao_gym.gateway import EpisodeRecord, Gateway, GatewayEpisode
 from sao_gym.protocols import AGENT_FAILED, Clock, Sampling, SelfDriven
 from sao_gym.rollout import GRADING_S, Episode, in_time, within
@@ -67,6 +67,8 @@ async def black_box(
         outcome = await _ended(inner, progress, given, clock)
     except (UserError, InvariantError):
         raise
+    except NoFeedbackError as error:
+        outcome = Outcome.error(error.kind)
     except EpisodeError as error:
         _log.warning("episode %s of task %s failed (%s): %s", episode.uid, episode.task.id, error.kind, error)
         outcome = Outcome.error(error.kind)

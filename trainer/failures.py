@@ -11,6 +11,7 @@ Example:
 
 from collections import Counter, deque
 
+from sao_gym.errors import NoFeedbackError
 from sao_gym.stream import Outcome
 from sao_gym.trainer.runtime import EpisodesFailedError
 
@@ -24,7 +25,8 @@ class ErrorBudget:
 
     def note(self, outcome: Outcome) -> None:
         """An episode ended. Raises EpisodesFailedError when the budget is spent, naming the causes by frequency."""
-        self._last.append((outcome.reason or "error") if outcome.is_error else None)
+        is_failure = outcome.is_error and outcome.reason != NoFeedbackError.kind
+        self._last.append((outcome.reason or "error") if is_failure else None)
         causes = Counter(lost for lost in self._last if lost)
         if len(self._last) < (self._last.maxlen or 0) or causes.total() <= self._share * len(self._last):
             return

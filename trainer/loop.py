@@ -12,10 +12,10 @@ cancelled, a checkpoint is written); an error that names its cause; or a death o
 import errno
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def recorded_batches(source: Path, batch_size: int, steps: int) -> Iterator[list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of."""
+    """What a run is made of. Of what is `counting`, by name, each line of metrics has the totals."""
 
     config: TrainConfig
     folder: RunFolder
@@ -106,6 +106,7 @@ class Parts:
     clock: Clock
     tokenizer: Any
     events: EventLog
+    counting: Mapping[str, CountsWork] = field(default_factory=dict)
 
 
 class EngineFailedError(UserError):
@@ -314,8 +315,8 @@ class Training:
             "learner_busy_share": (stats.critic_s + stats.actor_s) / seconds if seconds else None,
             "weight_hash": self.state.weight_hash,
         }
-        if isinstance(self.parts.engine, CountsWork):
-            record |= {f"engine_{name}": count for name, count in self.parts.engine.counters().items()}
+        for part, counting in self.parts.counting.items():
+            record |= {f"{part}_{name}": count for name, count in counting.counters().items()}
         record["tokens_per_s"] = record["tokens_total"] / seconds if seconds else None
         record["trajectories_per_s"] = len(batch.trajectories) / seconds if seconds else None
         if config.check:

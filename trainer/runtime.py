@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from sao_gym.errors import DeadlineError, InvariantError, UserError
+from sao_gym.errors import DeadlineError, InvariantError, NoFeedbackError, UserError
 from sao_gym.ledger import Ledger, LedgerRow, RowStatus
 from sao_gym.protocols import Clock, Task
 from sao_gym.stream import OutcomeStatus, Trajectory
@@ -400,7 +400,7 @@ class Runtime:
             self.rule.set_ready(row.number, first)
             self._ready_at[row.number] = self._clock.now()
             return
-        failed = trajectory.outcome.status is OutcomeStatus.ERROR
+        failed = trajectory.outcome.status is OutcomeStatus.ERROR and reason != NoFeedbackError.kind
         self.losses.tokens[reason] += trajectory.n_action
         if failed:
             self._count_failure(reason)

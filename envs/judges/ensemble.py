@@ -8,10 +8,10 @@ Example:
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sao_gym.errors import ConfigError
-from sao_gym.protocols import Judge, Verdict
+from sao_gym.protocols import CountsWork, Judge, Verdict
 from sao_gym.writing_styles import PLAIN
 
 
@@ -41,6 +41,14 @@ class EnsembleJudge:
             problems=() if quality else tuple(sorted(problems)),
             detail="; ".join(f"{verdict.label} {int(verdict.quality)}" for verdict in verdicts),
         )
+
+    def counters(self) -> Mapping[str, float]:
+        """The sums over the members that count."""
+        total: dict[str, float] = {}
+        for member in self.members:
+            for name, count in member.counters().items() if isinstance(member, CountsWork) else ():
+                total[name] = total.get(name, 0) + count
+        return total
 
     async def close(self) -> None:
         """Close every member; idempotent."""

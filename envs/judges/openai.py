@@ -12,7 +12,7 @@ Example:
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sao_gym.clock import SystemClock
@@ -68,7 +68,21 @@ class OpenAIJudge:
         self.meter = Meter(options.prices)
         self._places = asyncio.Semaphore(options.concurrency)
         self._asking: dict[str, asyncio.Future[Verdict]] = {}
-        self.flips = 0
+        self.flips = self.cache_hits = self.failures = 0
+
+    def counters(self) -> Mapping[str, float]:
+        """What was asked and paid so far: requests, retries, tokens, cost; verdicts kept, turned by the order, and failed."""
+        usage = self.meter.usage
+        return {
+            "requests": usage.requests,
+            "retries": usage.retries,
+            "tokens_in": usage.prompt_tokens,
+            "tokens_out": usage.completion_tokens,
+            "cost": usage.cost,
+            "cache_hits": self.cache_hits,
+            "flips": self.flips,
+            "failures": self.failures,
+        }
 
     @property
     def version(self) -> str:
@@ -82,6 +96,7 @@ class OpenAIJudge:
         key = cache_key(self.version, request, text, labels)
         known = self._cache.get(key)
         if known is not None:
+            self.cache_hits += 1
             return known
         if (asking := self._asking.get(key)) is None:
             asking = self._asking[key] = asyncio.ensure_future(self._settle(key, request, text, labels))
@@ -98,7 +113,7 @@ class OpenAIJudge:
     def _settled(self, key: str, done: asyncio.Future[Verdict]) -> None:
         self._asking.pop(key, None)
         if not done.cancelled():
-            done.exception()  # heard, also where all who asked are gone
+            self.failures += done.exception() is not None  # heard, also where all who asked are gone
 
     async def _settle(self, key: str, request: str, text: str, labels: Sequence[str]) -> Verdict:
         orders = [_turned(labels, turn) for turn in range(self.options.orders)]

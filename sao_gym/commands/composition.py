@@ -34,7 +34,7 @@ from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
 from sao_gym.ledger import Ledger, LedgerRow, RowStatus
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
-from sao_gym.protocols import Chat, Engine, Task, TaskSet
+from sao_gym.protocols import Chat, CountsWork, Engine, Task, TaskSet
 from sao_gym.rollout import EnvPool, Episode
 from sao_gym.runfolder import MANIFEST, RunFolder
 from sao_gym.stream import Trajectory
@@ -124,6 +124,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
             clock=clock,
             tokenizer=trainee.tokenizer,
             events=events,
+            counting=_counting(engine, environments.judging),
         )
         yield Run(
             parts=parts,
@@ -147,6 +148,12 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
                 copy=copy,
             ),
         )
+
+
+def _counting(engine: Engine, judging: Any) -> dict[str, CountsWork]:
+    """Who counts what a run's metrics tell."""
+    parts = {"engine": engine, "judge": getattr(judging, "judge", None)}
+    return {name: part for name, part in parts.items() if isinstance(part, CountsWork)}
 
 
 def contamination_of(tasks: TaskSet) -> str | None:

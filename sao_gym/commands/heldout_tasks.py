@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sao_gym.commands.environments import Environments
-from sao_gym.commands.policy import env_options, heldout_options
+from sao_gym.commands.policy import env_options, heldout_options, judged_at_once
 from sao_gym.errors import ConfigError
 from sao_gym.evaluation import take
 from sao_gym.protocols import Task, TaskSet
@@ -105,7 +105,7 @@ def _named(config: TrainConfig) -> tuple[str, dict[str, Any], dict[str, Any]]:
             f"evaluation.data = {given.data}: {given.bench!r} is an environment, which reads no such file"
         )
     name = given.bench or config.env.name
-    options = dict(given.options) if given.bench else env_options(config.env)
+    options = dict(given.options) if given.bench else judged_at_once(env_options(config.env))
     if given.tasks is not None:
         return name, {**_without_split(options), "tasks": make_tasks(name, tasks=given.tasks)}, {"file": given.tasks}
     return name, _heldout(name, options), {}

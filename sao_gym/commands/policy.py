@@ -26,7 +26,7 @@ def env_options(config: EnvConfig) -> dict[str, Any]:
 
 def heldout_options(config: EnvConfig) -> dict[str, Any]:
     """Arguments that make the environment on held-out tasks. Raises ConfigError if it has none."""
-    options = env_options(config) | {"split": "heldout"}
+    options = judged_at_once(env_options(config)) | {"split": "heldout"}
     try:
         make(config.name, **options).close()
     except ConfigError as error:
@@ -35,6 +35,11 @@ def heldout_options(config: EnvConfig) -> dict[str, Any]:
             "--trial.greedy, --evaluation.*)"
         ) from error
     return options
+
+
+def judged_at_once(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of an evaluation: that feedback comes late or never is a matter of training alone."""
+    return {name: value for name, value in options.items() if not name.startswith("feedback_")}
 
 
 def make_budgets(config: RolloutConfig) -> Budgets:

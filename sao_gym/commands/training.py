@@ -59,6 +59,8 @@ def train(run: Run) -> None:
     elif heldout and config.evaluation.at_ends:
         heldout.both(state)
     draw_curves(folder.read_metrics(), folder.file("curves.png"))
+    if (judge := run.parts.counting.get("judge")) is not None:
+        say("judge: " + ", ".join(f"{name} {count:g}" for name, count in judge.counters().items()))
     say(f"policy version {state.version} after {state.step} batches, weights {state.weight_hash}")
     say(f"run folder: {folder.path}   curves: {folder.file('curves.png')}")
 

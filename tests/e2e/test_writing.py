@@ -69,3 +69,20 @@ def test_a_preference_that_changes_by_trained_rows(tmp_path: Path) -> None:
     signals = [record["signals"] for _, record in read_jsonl(out / "metrics.jsonl")]
     assert [figures["phase"] for figures in signals] == [0, 0, 1, 1, 1]
     assert [figures["on_target"] for figures in signals] == [1, 1, 0, 0, 0]
+
+
+def test_feedback_that_comes_late_or_never(tmp_path: Path) -> None:
+    out, said = tmp_path / "run", tmp_path / "said.jsonl"
+    write_jsonl(said, ["Yay, a fluffy little text for you, hugs and kisses, yummy! <3"])
+    late = "feedback_late_share = 0.3, feedback_never_share = 0.2, feedback_delay_s = 0.2, feedback_deadline_s = 1.0}"
+    late = f'{{phases = [{{target = "cute", candidates = ["academic", "cute"]}}], {late}'
+    words = ("--env", "writing_style", "--preset", "writing_quickstart", "--env.options", late)
+    told = ("--engine", "scripted", "--engine.completions", str(said))
+    small = ("--batch-size", "8", "--evaluation.every", "null", "--no-evaluation.at-ends", "--critic.only-steps", "0")
+    run(*words, *told, *small, "--steps", "6", "--out", str(out))
+    trained = [row for rows in batches(out) for row in rows]
+    assert len(trained) == 48
+    assert any("feedback_s" in row.info for row in trained)
+    assert all(row.score is not None and not row.outcome.is_error for row in trained)
+    records = [record for _, record in read_jsonl(out / "metrics.jsonl") if "dropped_rows" in record]
+    assert {reason for record in records for reason in record["dropped_rows"]} == {"no_feedback"}

@@ -25,7 +25,7 @@ from sao_gym.envs.judges.rule import RuleJudge
 from sao_gym.errors import ApiError, ConfigError, GradingError
 from sao_gym.messages import Message
 from sao_gym.openai_format import message_to_openai
-from sao_gym.protocols import Verdict
+from sao_gym.protocols import CountsWork, Verdict
 from sao_gym.writing_styles import STYLES
 
 LABELS = tuple(STYLES)
@@ -342,6 +342,10 @@ async def test_a_text_is_paid_for_once(tmp_path: Path) -> None:
     with serving(after()) as server:
         judge = OpenAIJudge(options(server, cache=cache))
         several = await asyncio.gather(*(judge.judge(REQUEST, BAD, LABELS) for _ in range(5)))
+        await judge.judge(REQUEST, BAD, LABELS)
+        counted = judge.counters()
+        assert isinstance(judge, CountsWork)
+        assert (counted["requests"], counted["cache_hits"], counted["failures"]) == (1, 1, 0)
         await judge.close()
         again = await asked(server, cache=cache)
         assert len(server.requests) == 1
@@ -449,6 +453,8 @@ async def test_an_ensemble_fails_with_its_member() -> None:
         judge = EnsembleJudge([RuleJudge(), OpenAIJudge(options(server))])
         with pytest.raises(GradingError):
             await judge.judge(REQUEST, lovely, LABELS)
+        assert judge.counters()["failures"] == 1
+        assert judge.counters()["requests"] == len(server.requests)
         await judge.close()
 
 
