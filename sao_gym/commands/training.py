@@ -18,6 +18,7 @@ from sao_gym.commands.tracking import chosen, opened_tracking
 from sao_gym.errors import CheckpointError, ConfigError
 from sao_gym.loops import run_blocking
 from sao_gym.parquet import write_trajectories
+from sao_gym.recovery import read_batches, recoveries, spoken
 from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, Training, recorded_batches, step_file
@@ -58,7 +59,10 @@ def train(run: Run) -> None:
         say(f"stopped after {state.step} batches, as SIGTERM asked; go on with --resume {folder.path}")
     elif heldout and config.evaluation.at_ends:
         heldout.both(state)
-    draw_curves(folder.read_metrics(), folder.file("curves.png"))
+    records = folder.read_metrics()
+    draw_curves(records, folder.file("curves.png"))
+    for found in recoveries(read_batches(records)):
+        say(f"recovery: {spoken(found)}")
     if (judge := run.parts.counting.get("judge")) is not None:
         say("judge: " + ", ".join(f"{name} {count:g}" for name, count in judge.counters().items()))
     say(f"policy version {state.version} after {state.step} batches, weights {state.weight_hash}")

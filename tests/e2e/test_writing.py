@@ -61,7 +61,8 @@ def test_a_preference_that_changes_by_trained_rows(tmp_path: Path) -> None:
     small = ("--batch-size", "8", "--evaluation.every", "null", "--no-evaluation.at-ends", "--checkpoint.every", "2")
     lock_step = ("--staleness.max-staleness", "0", "--critic.only-steps", "0")
     run(*words, *told, *small, *lock_step, "--steps", "3", "--out", str(out))
-    run("--resume", str(out), "--steps", "5", "--allow-change")
+    told_at_the_end = run("--resume", str(out), "--steps", "5", "--allow-change")
+    assert "recovery: phase 2: 90% of its plateau" in told_at_the_end
     found = [{row.info["target"] for row in rows} for rows in batches(out)]
     assert found == [{"cute"}, {"cute"}, {"classical"}, {"classical"}, {"classical"}]
     last = batches(out)[-1][0].info
