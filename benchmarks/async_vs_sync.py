@@ -35,7 +35,8 @@ from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.config import dump, find_preset, resolve
 from sao_gym.runfolder import new_folder
 from sao_gym.statistics import wilson_interval
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.loop import Training
 
 ENVIRONMENT = f"{Path(__file__).with_name('waiting_arithmetic.py')}:WaitingArithmetic"

@@ -25,7 +25,8 @@ from sao_gym.config import dump, find_preset, resolve
 from sao_gym.jsonl import read_jsonl
 from sao_gym.runfolder import new_folder
 from sao_gym.statistics import wilson_interval
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.loop import Training
 from sao_gym.trainer.runtime import Batch, Runtime
 

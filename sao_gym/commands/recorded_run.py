@@ -26,7 +26,8 @@ from sao_gym.runfolder import CONFIG, METRICS
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.actor import Actor
 from sao_gym.trainer.checkpoint import find_checkpoints
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
 from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, row_number, row_uid
 

@@ -18,7 +18,8 @@ from sao_gym.errors import ConfigError, RunFolderError
 from sao_gym.preflight import table
 from sao_gym.registry import make, spec
 from sao_gym.runfolder import CONFIG, RunFolder, default_path, new_folder
-from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES
 
 FIXED = ("seed", "env.", "group_size")
 """Settings that decide which prompt the n-th row of a run is."""

@@ -18,7 +18,8 @@ from sao_gym.stream import Score
 from sao_gym.tokenizer import train_tokenizer
 from sao_gym.trainer.baselines import RowAdvantages
 from sao_gym.trainer.checkpoint import RunState, load_optimizers, save_checkpoint
-from sao_gym.trainer.config import TRAIN_RULES, LossConfig, TrainConfig
+from sao_gym.trainer.config import LossConfig, TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.critic import critic_from_model
 from sao_gym.trainer.learner import Learner
 

@@ -9,7 +9,8 @@ from sao_gym.commands.presets import TRAIN_PRESETS
 from sao_gym.commands.train import main
 from sao_gym.config import Origin, Schema, dump, preset_names, resolve
 from sao_gym.errors import ConfigError
-from sao_gym.trainer.config import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import LEARN_ONLY_RULES, ROLLOUT_ONLY_RULES, TRAIN_RULES
 
 LOCK_STEP = ("--staleness.max-staleness", "0")
 GROUPS = ("--loss.advantage", "global_leave_one_out")

@@ -22,7 +22,8 @@ from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
 from sao_gym.text_codec import TextCodec
 from sao_gym.trainer.checkpoint import RunState, save_checkpoint
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.critic import critic_from_model
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, step_file

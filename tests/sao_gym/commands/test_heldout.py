@@ -18,7 +18,8 @@ from sao_gym.protocols import Task
 from sao_gym.registry import make_tasks
 from sao_gym.tasks.base import ListTaskSet, load_tasks
 from sao_gym.tokenizer import train_tokenizer
-from sao_gym.trainer.config import TRAIN_RULES, TrainConfig
+from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.config_rules import TRAIN_RULES
 
 EVALUATED = ("--evaluation.every", "1", "--evaluation.episodes", "8")
 LONG = "how many of the first seventy odd numbers are prime and also"
