@@ -310,7 +310,7 @@ class Training:
             "time_publish_s": report.seconds if report else None,
             "publish_probe_error": report.probe_error if report else None,
             "publish_failures": report.failures if report else 0,
-            **self._parity_metrics(stats, report),
+            **self._parity_metrics(batch, stats, report),
             "time_step_s": seconds,
             "learner_busy_share": (stats.critic_s + stats.actor_s) / seconds if seconds else None,
             "weight_hash": self.state.weight_hash,
@@ -327,13 +327,13 @@ class Training:
         if self._on_histograms:
             self._on_histograms(histograms)
 
-    def _parity_metrics(self, stats: StepStatistics, report: PublicationReport | None) -> dict[str, Any]:
+    def _parity_metrics(self, batch: Batch, stats: StepStatistics, report: PublicationReport | None) -> dict[str, Any]:
         """Engine against learner: on the canary after the last publication, and on what this version sampled itself."""
         config, canary = self.parts.config, Parity(n=0)
         if report is not None and report.canary is not None:
             canary = report.canary.parity
             self._parity.add(self.state.step, report.version, "canary", report.canary)
-        self._parity.add(self.state.step, self.state.version, "batch", stats.lag_0)
+        self._parity.add(self.state.step, batch.version, "batch", stats.lag_0)
         if (canary.mean or 0.0) > config.engine.parity_warning and not self._is_advised:
             self._is_advised = True
             _log.warning(advice(canary, engine=config.engine.kind, precision=config.learner.precision))

@@ -1,5 +1,8 @@
 """The parity report: what it measures, where it puts it, and what it advises."""
 
+import logging
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -8,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sao_gym.clock import SystemClock
+from sao_gym.commands.train import main
 from sao_gym.engines.local import LocalEngine
+from sao_gym.jsonl import read_jsonl
 from sao_gym.loops import run_blocking
 from sao_gym.models import copy_model
-from sao_gym.trainer.parity import POSITION_EDGES, Parity, ParityLog, TokenPairs, advice, canary_of
+from sao_gym.trainer.events import PartFiles
+from sao_gym.trainer.parity import PARITY, POSITION_EDGES, Parity, ParityLog, TokenPairs, advice, canary_of
 from sao_gym.trainer.publish import Publisher, make_probe
 
 LOGPROBS = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0), st.integers(0, 100_000)), max_size=40)
@@ -137,3 +143,34 @@ def test_advice_names_what_to_set() -> None:
     assert "--rl-on-policy-target" in servers
     assert "--dtype float32" in advice(found, engine="sglang", precision="no")
     assert "learner.precision = no" in advice(found, engine="local", precision="bf16")
+
+
+def test_a_run_writes_parity_by_version_and_says_once_what_to_do(
+    crash: ModuleType,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain = LocalEngine.score
+
+    async def shifted(self: LocalEngine, token_ids: Any, temperature: float = 1.0) -> Any:
+        return np.minimum(await plain(self, token_ids, temperature) + 0.05, 0.0)
+
+    run = tmp_path / "run"
+    words = [*crash.words(tiny_model, 0, is_lock_step=True), "--steps", "6", "--out", str(run)]
+    monkeypatch.setattr(LocalEngine, "score", shifted)
+    with caplog.at_level(logging.WARNING):
+        assert main([*words, "--engine.probe-tolerance", "0.1", "--engine.parity-warning", "0.01"]) == 0
+    assert len([record for record in caplog.records if "differ by" in record.message]) == 1
+    rows = PartFiles(run / PARITY).read()
+    own = [row for row in rows if row["source"] == "batch"]
+    assert own
+    assert max(row["max"] for row in own) < 1e-5, "in lock step all tokens are the learner's own version's"
+    canary = [row for row in rows if row["source"] == "canary"]
+    assert {row["mean"] > 0.01 for row in canary} == {True}
+    trained = [record for _, record in read_jsonl(run / "metrics.jsonl") if record.get("actor_updates")]
+    assert {row["version"] for row in own} == {record["policy_version"] - 1 for record in trained}
+    assert all(row["version"] == row["step"] - 2 for row in canary), (
+        "known one step later; the first trained the critic"
+    )
