@@ -59,7 +59,7 @@ class Study:
     preset: str = "writing_study"
     start: str = "writing_quickstart"
     critic: str = "writing_study"
-    steps: int = 104
+    steps: int = 72
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     arms: tuple[Arm, ...] = ARMS
     settings: tuple[str, ...] = ()
