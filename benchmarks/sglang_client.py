@@ -2,8 +2,9 @@
 
 Run: python benchmarks/sglang_client.py --python PYTHON_WITH_SGLANG [--pairs 8] [--requests 256] [--concurrency 64]
 
-Both send the same number of prompts of random ids, keep as many in flight, stream, and ask for log-probs. They take turns,
-who is first alternates, and each pair gives one ratio of sampled tokens a second. Processor time is that of the client
+Both send the same number of prompts of random ids, keep as many in flight, stream in chunks of as many tokens, and ask for
+log-probs. They take turns, who is first alternates, and each pair gives one ratio of sampled tokens a second; the server's own
+count says that both sampled all of them. Processor time is that of the client
 alone: ours is this process's; the tool's is its own, less what it needs for a single request (its start).
 The last line is one JSON object. `ok`: the 95 % interval of the ratio contains or exceeds 0.97, and our processor time for
 1,000 tokens is at most 1.2 times the tool's.
@@ -22,6 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 from scipy import stats
 
@@ -29,6 +31,7 @@ from sao_gym.clock import SystemClock
 from sao_gym.engines.sglang import SGLangEngine
 from sao_gym.engines.sglang_disk import DiskTransport
 from sao_gym.engines.sglang_process import OwnServer, ServerCommand
+from sao_gym.engines.sglang_request import STREAM_INTERVAL
 from sao_gym.loops import run_blocking
 from sao_gym.models import tiny_qwen3
 from sao_gym.protocols import Sampling
@@ -37,7 +40,18 @@ from sao_gym.weights import ModuleWeights
 
 LEAST_RATIO, MOST_CPU = 0.97, 1.2
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
-CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05", "--max-total-tokens", "40000")
+COUNTER = "sglang:generation_tokens_total"
+CPU_ARGS = (
+    "--enable-metrics",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--mem-fraction-static",
+    "0.05",
+    "--max-total-tokens",
+    "40000",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,9 @@ def tool(python: str, url: str, model: Path, load: Load, seed: int, folder: Path
     words += ["--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(NEW_TOKENS), "--return-logprob"]
     words += ["--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency), "--temperature", "1"]
     words += ["--disable-tqdm", "--warmup-requests", "0", "--output-file", str(out)]
+    as_ours = {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, "stream_interval": STREAM_INTERVAL}
+    words += ["--extra-request-body", json.dumps({"sampling_params": as_ours})]
+    counted = sampled_so_far(url)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [python, "-m", "sglang.benchmark.serving", *words], capture_output=True, text=True, env=environment()
@@ -97,10 +114,16 @@ def tool(python: str, url: str, model: Path, load: Load, seed: int, folder: Path
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     said = json.loads(out.read_text().splitlines()[-1])
-    if said["total_output_tokens"] != load.tokens:
-        raise RuntimeError(f"the tool sampled {said['total_output_tokens']} tokens, not {load.tokens}")
+    if (sampled := sampled_so_far(url) - counted) != load.tokens:
+        raise RuntimeError(f"the tool had {sampled} tokens sampled, not {load.tokens}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Measured(tokens_per_s=load.tokens / said["duration"], cpu_s=cpu_s)
+
+
+def sampled_so_far(url: str) -> int:
+    """Tokens that the server has sampled, by its own metrics."""
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    return int(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(COUNTER)))
 
 
 def environment() -> dict[str, str]:

@@ -11,6 +11,7 @@ Example:
 
 import os
 import secrets
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,16 +98,27 @@ def bounds(controller: str, limits: ShellLimits) -> Mapping[str, str]:
 
 
 def reap() -> int:
-    """Remove groups whose maker is dead; returns how many are gone."""
+    """End who is left in groups whose maker is dead, and remove them; returns how many are gone.
+
+    Hardly anybody is: a box ends with its maker. But bubblewrap's child, in the moment before it is tied to its parent, waits
+    for a mapping that a parent who was killed never writes.
+    """
     gone = 0
     for home in homes().values():
         for folder in home.glob(f"{PREFIX}*"):
             maker = parse_owner(folder.name.removeprefix(PREFIX).rpartition("|")[0].replace("|", "/"))
             if maker is not None and not is_alive(maker):
+                _end_members(folder)
                 with suppress(OSError):
                     folder.rmdir()
                     gone += 1
     return gone
+
+
+def _end_members(folder: Path) -> None:
+    for pid in _read(folder / "cgroup.procs").split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _below(root: Path, path: str) -> Path:

@@ -23,7 +23,9 @@ class ServerLostError(EngineError):
 
 
 class ServerRefusedError(EngineError):
-    """A server that understood and said no."""
+    """A server that understood and said no. `status` is that of its answer, 0 where it said so in words."""
+
+    status = 0
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float, clock: Clock, what: str) -> T:
@@ -105,7 +107,9 @@ class Http:
         if status in (408, 429) or status >= 500:
             raise ServerLostError(f"{url} answered {status}: {text}")
         if status != 200:
-            raise ServerRefusedError(f"{url} answered {status}: {text}")
+            refusal = ServerRefusedError(f"{url} answered {status}: {text}")
+            refusal.status = status
+            raise refusal
 
     async def close(self) -> None:
         """Close every connection."""

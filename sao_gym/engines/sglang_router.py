@@ -33,8 +33,12 @@ async def servers_behind(url: str, http: Http) -> list[str]:
     try:
         data = await http.call(f"{url.rstrip('/')}/workers", timeout_s=ASK_S)
         workers = msgspec.json.decode(data, type=_Workers).workers
-    except (ServerRefusedError, msgspec.MsgspecError):
-        return [url]
+    except ServerRefusedError as error:
+        if error.status == 404:  # a server knows no such path
+            return [url]
+        raise ConfigError(f"{url} does not tell its workers ({error}): is it a router that wants a key?") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"the router {url} lists its workers in a form that is not known here: {error}") from error
     if not workers:
         raise ConfigError(f"the router {url} has no workers: start servers and add them to it")
     for worker in workers:

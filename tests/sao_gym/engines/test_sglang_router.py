@@ -95,6 +95,27 @@ async def test_workers_that_cannot_be_used_are_named(
     await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [(401, "no key", "does not tell its workers"), (200, "[]", "a form that is not known here")],
+)
+async def test_a_router_that_tells_nothing_is_no_server(tmp_path: Path, status: int, text: str, said: str) -> None:
+    async def listed(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_get("/workers", listed)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine = engine_at(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}", tmp_path)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=said):
+        await engine.start(ModuleWeights(MODEL), 0)
+    await engine.close()
+    await runner.cleanup()
+
+
 async def test_nobody_at_the_address(tmp_path: Path) -> None:
     engine = engine_at("http://127.0.0.1:9", tmp_path)
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
