@@ -25,7 +25,8 @@ from sao_gym.stream import Outcome
 LIMITS = ShellLimits(output_bytes=MIB)
 END_ALL = r"""
 [[ $(</proc/$PPID/stat) =~ \)\ .\ 1\  ]] || exit 0
-for (( pass = 0; pass < 50; pass++ )); do
+SECONDS=0
+for (( pass = 0; SECONDS < 30; pass++ )); do
   victims=()
   for p in /proc/[0-9]*; do
     p=${p#/proc/}
@@ -38,7 +39,9 @@ for (( pass = 0; pass < 50; pass++ )); do
 done
 exit 1
 """
-"""Ends all that runs in a sandbox but the shell that takes commands, where that is process 1 of the sandbox."""
+"""Ends all that runs in a sandbox but the shell that takes commands, where that is process 1 of the sandbox.
+
+By time and not by passes: a killed process is there until it is scheduled once more, however long that takes."""
 
 
 class SandboxSource(Protocol):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,22 @@ def test_what_the_agent_left_running_is_not_there_in_the_check(play: Callable[..
         command="! grep -alE '[9]87' /proc/[0-9]*/cmdline",
         expect="",
     )
+    assert score.value == 1.0, score.detail
+
+
+def test_what_takes_long_to_die_is_waited_for(play: Callable[..., Score]) -> None:
+    """A killed process is gone once it is scheduled again: with every core busy and the lowest priority, much later."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        score = play(
+            "for _ in {1..40}; do chrt --idle 0 sleep 987 >/dev/null 2>&1 & done",
+            command="! grep -alE '[9]87' /proc/[0-9]*/cmdline",
+            expect="",
+        )
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
     assert score.value == 1.0, score.detail
 
 

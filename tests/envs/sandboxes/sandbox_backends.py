@@ -78,7 +78,15 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def wait_until_gone(marker: str, seconds: float = 2.0) -> None:
+def wait_until_there(marker: str, least: int = 1) -> None:
+    """Fails if fewer than `least` processes with `marker` are there after a while: a child is named once it has execed."""
+    until = time.monotonic() + 20
+    while len(processes_with(marker)) < least and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(processes_with(marker)) >= least
+
+
+def wait_until_gone(marker: str, seconds: float = 10.0) -> None:
     """Fails if a process with `marker` is left after `seconds`."""
     until = time.monotonic() + seconds
     while processes_with(marker) and time.monotonic() < until:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_backends import processes_with, wait_until_gone
+from sandbox_backends import wait_until_gone, wait_until_there
 
 from sao_gym.envs.sandboxes import docker as backend
 from sao_gym.envs.sandboxes.docker import DockerEngine, DockerSandbox
@@ -69,13 +69,6 @@ async def box(engine: DockerEngine, image: str) -> AsyncIterator[DockerSandbox]:
     box = await DockerSandbox.start(engine, SandboxSpec(image=image))
     yield box
     await box.close()
-
-
-def wait_until_there(marker: str, count: int) -> None:
-    until = time.monotonic() + 10
-    while len(processes_with(marker)) != count and time.monotonic() < until:
-        time.sleep(0.02)
-    assert len(processes_with(marker)) == count
 
 
 async def own_containers(engine: DockerEngine) -> list[tuple[str, str]]:
@@ -212,7 +205,7 @@ async def test_close_ends_everything_also_in_the_middle_of_a_command(engine: Doc
     await asyncio.gather(box.close(), box.close())
     with pytest.raises(SandboxError, match="this sandbox is closed"):
         await running
-    wait_until_gone(f"1000.{marker}", 2)
+    wait_until_gone(f"1000.{marker}")
     assert await own_containers(engine) == []
     await box.close()
     with pytest.raises(SandboxError, match="closed"):
@@ -296,7 +289,7 @@ async def test_a_killed_holder_leaves_no_process_and_the_next_connection_no_cont
     engine = await DockerEngine.connect()
     assert len(await containers_of(engine, name)) == 1  # of a living owner: not touched
     os.kill(holder.pid, signal.SIGKILL)
-    wait_until_gone(f"sleep\x001000.{marker}", 2)
+    wait_until_gone(f"sleep\x001000.{marker}")
     await engine.close()
     engine = await DockerEngine.connect()
     assert await containers_of(engine, name) == []
@@ -322,7 +315,7 @@ async def test_a_holder_killed_while_it_starts_leaves_nothing(hold: Any, image: 
         holder.kill()
         holder.wait()
         owners.append(holder.pid)
-    wait_until_gone(f"sleep\x001000.{marker}", 2)
+    wait_until_gone(f"sleep\x001000.{marker}")
     time.sleep(1)  # a request that was under way when its sender died may still make a container
     engine = await DockerEngine.connect()
     left = await engine.call(held)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandbox_backends import processes_with, wait_until_gone
+from sandbox_backends import wait_until_gone, wait_until_there
 
 from sao_gym.envs.sandboxes import landlock, python_session
 from sao_gym.envs.sandboxes.bubblewrap import can_wall
@@ -129,7 +129,7 @@ async def test_nothing_is_left_behind(pool: PythonPool) -> None:
     code = f"import subprocess, os\nsubprocess.Popen(['sh', '-c', 'sleep 60; : {marker}'])\n"
     code += f"subprocess.run(['sh', '-c', 'setsid sh -c \"sleep 60; : {marker}\" & exit 0'])\nprint(os.getcwd())"
     folder = (await session.run(code)).output.strip()
-    assert len(processes_with(marker)) >= 2
+    wait_until_there(marker, 2)
     await session.close()
     wait_until_gone(marker)
     await pool.close()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sandbox_backends import processes_with, wait_until_gone
+from sandbox_backends import processes_with, wait_until_gone, wait_until_there
 
 from sao_gym.envs.sandboxes import python_session
 from sao_gym.envs.sandboxes.local import PythonPool, PythonSession, SandboxLimits, SyncPythonPool
@@ -163,7 +163,7 @@ async def test_timeout_ends_the_whole_tree(session: PythonSession) -> None:
     result = await session.run(code, timeout_s=1.5)
     assert result.timed_out
     assert result.output.startswith("left\n")
-    wait_until_gone(marker, 5.0)
+    wait_until_gone(marker)
     assert (await session.run("'alive'")).output == "'alive'\n"
 
 
@@ -174,9 +174,9 @@ async def test_background_child_lives_on_until_the_session_ends(session: PythonS
     result = await session.run(sleeper(marker))
     assert result.output == "left\n"
     assert time.monotonic() - start < 5
-    assert processes_with(marker)
+    wait_until_there(marker)
     await session.close()
-    wait_until_gone(marker, 5.0)
+    wait_until_gone(marker)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ async def test_cancelled_cell_leaves_nothing_and_the_box_is_used_again() -> None
         with pytest.raises(SandboxError):
             await first.run("1")
         await first.close()
-        wait_until_gone(marker, 5.0)
+        wait_until_gone(marker)
         second = await pool.lease()
         assert (await second.run("1")).output == "1\n"
 
@@ -441,14 +441,14 @@ asyncio.run(main())
     owner.stdout.readline()
     if delay_s is None:
         owner.stdout.readline()
-        assert processes_with(marker)
+        wait_until_there(marker)
     else:
         time.sleep(delay_s)
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    wait_until_gone(marker, 5.0)
-    wait_until_gone(f'"output_bytes": {int(marker[:7], 16)}', 5.0)
+    wait_until_gone(marker)
+    wait_until_gone(f'"output_bytes": {int(marker[:7], 16)}')
 
 
 def test_pool_in_a_background_loop_for_plain_callers() -> None:
@@ -492,7 +492,7 @@ async def test_refusal_and_the_unsafe_switch(monkeypatch: pytest.MonkeyPatch, tm
         assert (await session.run("x = 5\nx")).output == "5\n"
         assert (await session.run(sleeper(marker))).output == "left\n"
         assert (await session.run("while True: pass", timeout_s=0.2)).timed_out
-        wait_until_gone(marker, 5.0)
+        wait_until_gone(marker)
         folder = (await session.run("import os; print(os.getcwd())")).output.strip()
         assert Path(folder).is_dir()
         await session.close()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sandbox_backends import LIMITS, SPEC, processes_with, wait_until_gone
+from sandbox_backends import LIMITS, SPEC, processes_with, wait_until_gone, wait_until_there
 
 from sao_gym.envs.sandboxes import cgroups
 from sao_gym.envs.sandboxes.cgroups import PREFIX, ProcessGroup, bounds, homes, own_groups
@@ -128,7 +128,7 @@ def test_kill_of_the_trainer_ends_everything(delay_s: float | None) -> None:
     holder.stdout.readline()
     if delay_s is None:
         assert holder.stdout.readline() == "up\n"
-        assert len(processes_with(marker)) >= 3
+        wait_until_there(marker, 3)
     else:
         time.sleep(delay_s)
     holder.kill()
@@ -186,7 +186,7 @@ def test_kill_of_the_process_that_holds_the_box_ends_everything() -> None:
     async def scene() -> None:
         async with await LocalSandbox.start(SPEC) as box:
             await box.exec(f"sleep 1000.{marker} & (setsid sh -c 'sleep 1000.{marker}; :' & exit 0)")
-            assert len(processes_with(marker)) >= 2
+            wait_until_there(marker, 2)
             assert box._process is not None
             os.kill(box._process.pid, signal.SIGKILL)
             wait_until_gone(marker)

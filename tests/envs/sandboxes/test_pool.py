@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sandbox_backends import SPEC, processes_with, wait_until_gone
+from sandbox_backends import SPEC, wait_until_gone, wait_until_there
 
 from sao_gym.clock import SystemClock, VirtualClock
 from sao_gym.envs.sandboxes.backends import open_backend
@@ -484,9 +484,10 @@ def test_a_killed_holder_leaves_no_process() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, marker], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        assert len(processes_with(f"1000.{marker}")) >= 4
-        holder.kill()
-        holder.wait()
+        try:
+            wait_until_there(f"1000.{marker}", 4)
+        finally:
+            holder.kill()
     wait_until_gone(marker)
 
 
