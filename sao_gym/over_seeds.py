@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
 from sao_gym.errors import ConfigError
@@ -40,6 +41,15 @@ class SeedDifference:
         return self.n < LEAST_SEEDS
 
 
+def mean_over_seeds(figures: Mapping[int, float], *, level: float = 0.95) -> tuple[float, Interval]:
+    """Mean of one arm over its seeds, with a t interval. Raises ConfigError for fewer than two, or figures not finite."""
+    values = np.array([figures[seed] for seed in sorted(figures)], dtype=np.float64)
+    if len(values) < 2 or not np.isfinite(values).all():
+        raise ConfigError(f"an interval over seeds needs finite figures of two seeds or more, got {dict(figures)}")
+    mean, half = float(values.mean()), float(stdtrit(len(values) - 1, 0.5 + level / 2)) * _error(values)
+    return mean, Interval(mean - half, mean + half, level)
+
+
 def compare_seeds(
     first: Mapping[int, float], second: Mapping[int, float], *, level: float = 0.95, power: float = 0.8
 ) -> SeedDifference:
@@ -51,11 +61,7 @@ def compare_seeds(
     differences = np.array([second[seed] - first[seed] for seed in sorted(first)], dtype=np.float64)
     if not np.isfinite(differences).all():
         raise ConfigError("a comparison needs finite figures of every seed: leave out a measure that some run has not")
-    n, mean, error = (
-        len(differences),
-        float(differences.mean()),
-        float(differences.std(ddof=1)) / len(differences) ** 0.5,
-    )
+    n, mean, error = len(differences), float(differences.mean()), _error(differences)
     quantile = float(stdtrit(n - 1, 0.5 + level / 2))
     p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
     return SeedDifference(
@@ -66,6 +72,11 @@ def compare_seeds(
         detectable=(quantile + float(stdtrit(n - 1, power))) * error,
         power=power,
     )
+
+
+def _error(values: npt.NDArray[np.float64]) -> float:
+    """Standard error of their mean."""
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:

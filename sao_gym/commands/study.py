@@ -27,7 +27,7 @@ named here go to every training, e.g. --actor.lr 1e-4.
   --steps N        batches of each run (default {Study().steps})
   --jobs N         runs side by side (default: processors that this process may use)
   --dry-run        list the runs, and which are done
-  --report-only    make every figure again from the run folders: runs.csv, comparisons.csv, curves.png, report.html
+  --report-only    make every figure again from the run folders: runs.csv, arms.csv, comparisons.csv, curves.png, report.html
 
 arms
 """ + "".join(f"  {arm.name:<17}{arm.about}\n" for arm in ARMS)

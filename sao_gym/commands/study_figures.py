@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from sao_gym.commands.study_plan import BASE, Arm, Places, Study
 from sao_gym.errors import ConfigError
-from sao_gym.over_seeds import SeedDifference, compare_seeds, holm
+from sao_gym.over_seeds import SeedDifference, compare_seeds, holm, mean_over_seeds
 from sao_gym.recovery import TAIL, BatchSuccess, read_batches, recoveries
+from sao_gym.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,18 @@ class RunFigures:
     measures: Mapping[str, float]
     bounds: frozenset[str]
     batches: tuple[BatchSuccess, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFigures:
+    """One arm in one measure: mean over its seeds, 95 % t interval, and how many of them are only bounds."""
+
+    measure: str
+    arm: str
+    seeds: int
+    mean: float
+    interval: Interval
+    bounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +96,22 @@ def whole_seeds(study: Study, found: Sequence[RunFigures]) -> list[int]:
 def measures_of(found: Sequence[RunFigures]) -> list[str]:
     """The measures that every run has, in order."""
     return [name for name in found[0].measures if all(name in figures.measures for figures in found)] if found else []
+
+
+def arm_figures(study: Study, found: Sequence[RunFigures]) -> list[ArmFigures]:
+    """Every arm in every measure, over the seeds that it has; arms with fewer than two are left out."""
+    return [
+        _of_arm([figures for figures in found if figures.arm == arm.name], measure)
+        for measure in measures_of(found)
+        for arm in study.arms
+        if sum(figures.arm == arm.name for figures in found) > 1
+    ]
+
+
+def _of_arm(found: Sequence[RunFigures], measure: str) -> ArmFigures:
+    mean, interval = mean_over_seeds({figures.seed: figures.measures[measure] for figures in found})
+    bounds = sum(measure in figures.bounds for figures in found)
+    return ArmFigures(measure=measure, arm=found[0].arm, seeds=len(found), mean=mean, interval=interval, bounds=bounds)
 
 
 def comparisons(study: Study, found: Sequence[RunFigures]) -> list[Comparison]:

@@ -1,6 +1,6 @@
 """What a study runs: arms, which are presets with a few words more, times seeds; and where everything lies.
 
-    OUT/study.json  starts/seed-0/  critics/seed-0/  runs/ARM/seed-0/  logs/  runs.csv  comparisons.csv  curves.png  report.html
+    OUT/study.json  starts/seed-0/  critics/seed-0/  runs/ARM/seed-0/  logs/  runs.csv  arms.csv  comparisons.csv  curves.png  report.html
 
 Invariant: with one seed all arms start from the same policy and see the same prompts in the same order, so figures are compared
 seed by seed. A folder holds one study: a description that differs from the one in it is refused.

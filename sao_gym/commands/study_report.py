@@ -1,4 +1,4 @@
-"""A study's report: two tables as CSV, a picture, and a page that needs nothing beside it.
+"""A study's report: three tables as CSV, a picture, and a page that needs nothing beside it.
 
 Everything is made from the run folders, in one order, so that making it again gives the same bytes.
 """
@@ -13,7 +13,16 @@ import numpy as np
 from scipy.special import stdtrit
 
 from sao_gym.commands.html_markup import Markup, join, tag
-from sao_gym.commands.study_figures import Comparison, RunFigures, comparisons, measures_of, read_figures, whole_seeds
+from sao_gym.commands.study_figures import (
+    ArmFigures,
+    Comparison,
+    RunFigures,
+    arm_figures,
+    comparisons,
+    measures_of,
+    read_figures,
+    whole_seeds,
+)
 from sao_gym.commands.study_plan import BASE, Places, Study
 from sao_gym.over_seeds import LEAST_SEEDS
 from sao_gym.recovery import SHARE, WINDOW
@@ -26,10 +35,11 @@ POINTS = 60
 
 
 def write_report(study: Study, places: Places) -> Path:
-    """Write runs.csv, comparisons.csv, curves.png and report.html. Returns the page's path."""
+    """Write runs.csv, arms.csv, comparisons.csv, curves.png and report.html. Returns the page's path."""
     found = read_figures(study, places)
     compared = comparisons(study, found)
     write_whole(places.out / "runs.csv", _csv(_run_rows(found)))
+    write_whole(places.out / "arms.csv", _csv(_arm_rows(arm_figures(study, found))))
     write_whole(places.out / "comparisons.csv", _csv(_comparison_rows(compared)))
     _draw(study, found, places.out / "curves.png")
     picture = b64encode((places.out / "curves.png").read_bytes()).decode()
@@ -49,6 +59,14 @@ def _run_rows(found: Sequence[RunFigures]) -> list[list[str]]:
     for figures in found:
         values = [f"{figures.measures[name]:.6g}" for name in names]
         rows.append([figures.arm, str(figures.seed), *values, " ".join(sorted(figures.bounds))])
+    return rows
+
+
+def _arm_rows(arms: Sequence[ArmFigures]) -> list[list[str]]:
+    rows = [["measure", "arm", "seeds", "mean", "low", "high", "bounds"]]
+    for one in arms:
+        values = (one.mean, one.interval.low, one.interval.high)
+        rows.append([one.measure, one.arm, str(one.seeds), *(f"{value:.6g}" for value in values), str(one.bounds)])
     return rows
 
 
@@ -107,8 +125,13 @@ def _shifts(found: Sequence[RunFigures]) -> list[int]:
 
 def _table(rows: Sequence[Sequence[str]]) -> Markup:
     head, *body = rows
-    lines = (tag("tr", *(tag("td", cell) for cell in row)) for row in body)
+    lines = (tag("tr", *(tag("td", _short(cell)) for cell in row)) for row in body)
     return tag("table", tag("tr", *(tag("th", cell) for cell in head)), *lines)
+
+
+def _short(cell: str) -> str:
+    """A number to three digits after the point; its table as CSV has more."""
+    return f"{float(cell):.3f}" if "." in cell else cell
 
 
 def _page(study: Study, found: Sequence[RunFigures], compared: Sequence[Comparison], picture: str) -> Markup:
@@ -131,6 +154,9 @@ def _page(study: Study, found: Sequence[RunFigures], compared: Sequence[Comparis
                 f"{SHARE:.0%} of that phase's plateau, the mean over its last quarter. One that was not reached counts with the "
                 "length of the phase, which is too little; bounds says how often.",
             ),
+            tag("h2", "Arms"),
+            tag("p", "Mean over seeds, with a 95 % t interval."),
+            _table(_arm_rows(arm_figures(study, found))),
             tag("h2", f"Each arm less {BASE}"),
             tag(
                 "p",

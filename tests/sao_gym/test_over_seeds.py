@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sao_gym.errors import ConfigError
-from sao_gym.over_seeds import compare_seeds, holm
+from sao_gym.over_seeds import compare_seeds, holm, mean_over_seeds
 
 FIGURES = st.dictionaries(st.integers(0, 50), st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=2, max_size=10)
 
@@ -27,7 +27,20 @@ def test_it_is_the_paired_t_test(figures: dict[int, tuple[float, float]]) -> Non
         assert (found.interval.low, found.interval.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
 
 
+@given(st.dictionaries(st.integers(0, 50), st.floats(-5, 5), min_size=2, max_size=10))
+def test_the_interval_of_one_arm_is_student_s(figures: dict[int, float]) -> None:
+    mean, interval = mean_over_seeds(figures)
+    values = np.array(list(figures.values()))
+    assert mean == pytest.approx(values.mean(), abs=1e-12)
+    if values.std(ddof=1) > 1e-9:
+        known = stats.ttest_1samp(values, 0.0).confidence_interval()
+        assert (interval.low, interval.high) == (pytest.approx(known.low), pytest.approx(known.high))
+
+
 def test_no_spread_is_no_doubt() -> None:
+    for few in ({}, {1: 0.5}, {1: 0.5, 2: math.nan}):
+        with pytest.raises(ConfigError, match="two seeds or more"):
+            mean_over_seeds(few)
     assert compare_seeds({1: 0.0, 2: 0.0}, {1: 0.5, 2: 0.5}).p == 0.0
     assert compare_seeds({1: 0.0, 2: 0.0}, {1: 0.0, 2: 0.0}).p == 1.0
     assert compare_seeds({1: 0.0, 2: 1.0}, {1: 0.5, 2: 0.7}).is_orientation

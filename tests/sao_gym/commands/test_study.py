@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sao_gym.commands.study import main
-from sao_gym.commands.study_figures import comparisons, figures_of, read_figures, whole_seeds
+from sao_gym.commands.study_figures import arm_figures, comparisons, figures_of, read_figures, whole_seeds
 from sao_gym.commands.study_plan import ARMS, BASE, Places, Study, chosen_arms, chosen_seeds
 from sao_gym.commands.study_report import write_report
 from sao_gym.errors import ConfigError
@@ -87,6 +87,9 @@ def test_arms_are_compared_over_seeds_that_all_have(tmp_path: Path) -> None:
     assert one.difference.mean == pytest.approx(0.3)
     assert (one.difference.n, one.bounds) == (3, 0)
     assert by_name["plateau_2", "running_mean_32"].difference.mean == 0
+    arms = {(one.measure, one.arm): one for one in arm_figures(study, found)}
+    assert arms["plateau_2", "global_loo"].mean == pytest.approx(0.8)
+    assert (arms["plateau_2", "global_loo"].seeds, arms["plateau_2", "global_loo"].bounds) == (3, 0)
     (places.run(study.arms[0], 2) / "checkpoints" / f"step_{study.steps}" / "state.json").unlink()
     assert whole_seeds(study, read_figures(study, places)) == [0, 1]
 
@@ -94,7 +97,7 @@ def test_arms_are_compared_over_seeds_that_all_have(tmp_path: Path) -> None:
 def test_the_report_is_the_same_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = Study(arms=TWO, seeds=(0, 1))
     places = made_up(tmp_path / "s", study, {BASE: 0.5, "global_loo": 0.8})
-    names = ("runs.csv", "comparisons.csv", "curves.png", "report.html")
+    names = ("runs.csv", "arms.csv", "comparisons.csv", "curves.png", "report.html")
     write_report(study, places)
     before = [(places.out / name).read_bytes() for name in names]
     for name in names:
