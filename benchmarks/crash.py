@@ -36,7 +36,7 @@ from sao_gym.parquet import read_trajectories
 from sao_gym.protocols import Task
 from sao_gym.stream import Score
 from sao_gym.tokenizer import train_tokenizer
-from sao_gym.trainer.loop import TRAJECTORIES, row_uid
+from sao_gym.trainer.files import TRAJECTORIES, row_uid
 
 BATCH = 4
 STEPS = 24

@@ -15,6 +15,8 @@ from sao_gym import parquet
 from sao_gym.errors import InvariantError, RunFolderError
 from sao_gym.stream import Trajectory
 
+LEDGER_FILE = "ledger.sqlite"
+
 
 class RowStatus(StrEnum):
     """States of a row; `trained` and `dropped` are final."""
@@ -56,6 +58,13 @@ CREATE TABLE IF NOT EXISTS rows (
 CREATE INDEX IF NOT EXISTS by_status ON rows (status) WHERE status NOT IN ('{RowStatus.TRAINED}', '{RowStatus.DROPPED}');
 CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, version INTEGER NOT NULL, folder TEXT NOT NULL);
 """
+
+
+def scrub(db: sqlite3.Connection) -> None:
+    """Take what was overwritten out of a database's files: its free pages and its log."""
+    db.execute("PRAGMA secure_delete=ON")
+    db.execute("VACUUM")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 class Ledger:
@@ -204,6 +213,10 @@ class Ledger:
                 if (row.last_version or 0) > version:
                     self.requeue(row.number)
             self._db.execute("UPDATE rows SET trained_at_step = NULL WHERE status != ?", (RowStatus.TRAINED,))
+
+    def scrub(self) -> None:
+        """Take what was overwritten out of the files: free pages and the log."""
+        scrub(self._db)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

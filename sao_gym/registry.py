@@ -95,6 +95,12 @@ BUILT_IN: Mapping[str, EnvSpec] = MappingProxyType(
             tasks="sao_gym.tasks.writing:writing_tasks",
             description="one request, one answer, one verdict, under a preference for a style that drifts",
         ),
+        "feedback": EnvSpec(
+            id="feedback",
+            entry_point="sao_gym.envs.feedback:FeedbackEnv",
+            tasks="sao_gym.tasks.places:feedback_places",
+            description="what an application asks, judged by its users; python -m sao_gym.feedback serves it",
+        ),
     }
 )
 GYMNASIUM_IDS: Mapping[str, str] = MappingProxyType(

@@ -147,19 +147,7 @@ def _record(env: Any, episode: Episode, outcome: Outcome, progress: _Progress) -
     if record is None:
         raise InvariantError(f"episode {episode.uid} was not closed")
     own = dict(getattr(env, "episode_info", {})) if progress.is_begun else {}
-    made = Trajectory(
-        uid=episode.uid,
-        task_id=episode.task.id,
-        env_id=episode.env_id,
-        attempt=episode.attempt,
-        streams=record.streams,
-        outcome=outcome,
-        group_id=episode.group_id,
-        admitted_version=record.admitted_version,
-        timings={"env_s": 0.0, **progress.timings, "engine_s": record.engine_s},
-        seed=episode.seed(0),
-        info={**own, "gateway": dict(record.info)},
-    )
+    made = record.trajectory(episode, outcome, timings={"env_s": 0.0, **progress.timings}, info=own)
     return made if outcome.is_error or progress.score is None else made.scored(progress.score)
 
 

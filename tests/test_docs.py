@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from sao_gym.commands import serving
 from sao_gym.commands.heldout import EVALUATIONS
 from sao_gym.commands.main import COMMANDS
 from sao_gym.config_schema import Schema
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
-from sao_gym.trainer import loop, resume
+from sao_gym.trainer import files, loop
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import ModuleKind
 from sao_gym.trainer.metrics import batch_metrics, loss_metrics
@@ -193,14 +194,14 @@ def test_the_metrics_that_people_rely_on() -> None:
 
 def test_the_run_folders_files_are_those_that_are_written() -> None:
     written = {"config.toml", "manifest.json", "metrics.jsonl", "ledger.sqlite", "curves.png", "lock"}
-    listed = re.findall(r"^\| `([\w./]+)` \|", RUNS.read_text(encoding="utf-8").split("## Commands")[0], flags=re.M)
-    folders = {f"{loop.TRAJECTORIES}/step_NNNNNN.parquet", f"{loop.CHECKPOINTS}/step_N/"}
+    listed = re.findall(r"^\| `([\w./-]+)` \|", RUNS.read_text(encoding="utf-8").split("## Commands")[0], flags=re.M)
+    folders = {f"{files.TRAJECTORIES}/step_NNNNNN.parquet", f"{files.CHECKPOINTS}/step_N/"}
+    folders |= {*serving.FILES, f"{files.ROLLED_BACK}-TIME/"}
     folders |= {f"{loop.EVENTS}/", f"{loop.HISTOGRAMS}/", f"{loop.PARITY}/", CANARY, f"{EVALUATIONS}/step_NNNNNN.jsonl"}
     assert set(listed) == written | folders
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "sao_gym").rglob("*.py")]
     for name in written:
         assert any(f'"{name}"' in text for text in sources), name
-    assert resume.TRAJECTORIES == loop.TRAJECTORIES
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,9 @@ def test_every_command_is_in_the_table() -> None:
     }  # a command of a room's or another module's name has no module of its own to start it with
     table = {entry.name: entry.target.partition(":")[0] for entry in COMMANDS if entry.name not in rooms}
     shims = {
-        name.removeprefix("sao_gym."): [target for target in imports_of(path) if "commands" in target]
+        name.removeprefix("sao_gym.").removesuffix(".__main__"): [
+            target for target in imports_of(path) if "commands" in target
+        ]
         for name, path in modules().items()
         if floor(name) == 6
     }

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from sao_gym.config import setting
 from sao_gym.errors import ConfigError
 from sao_gym.stream import Credit
+from sao_gym.trainer.feedback_config import ENV as FEEDBACK_ENV
+from sao_gym.trainer.feedback_config import FeedbackConfig
 
 AdvantageKind = Literal[
     "critic", "group", "leave_one_out", "global_leave_one_out", "running_mean_prompt", "running_mean_global"
@@ -438,6 +440,7 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
 
     def __post_init__(self) -> None:
         _at_least("", 1, batch_size=self.batch_size, group_size=self.group_size)
@@ -462,6 +465,28 @@ class TrainConfig:
             )
         _at_least("", 0, steps=self.steps, seed=self.seed)
         _above_0("", deadline_s=self.deadline_s)
+        if self.serves_applications:
+            self._require_servable()
+
+    def _require_servable(self) -> None:
+        """Raises ConfigError for what cannot be had where an application begins the episodes."""
+        if self.group_size > 1:
+            raise ConfigError(
+                f"group_size = {self.group_size}: an application asks once, so there are no groups; leave it at 1"
+            )
+        if self.engine.kind == "scripted":
+            raise ConfigError(
+                "a scripted engine does not know what an application will ask; take --engine local or sglang"
+            )
+        if self.evaluation.is_asked_for and self.evaluation.bench is None:
+            raise ConfigError(
+                "the environment feedback has no tasks of its own to evaluate on: name some by evaluation.bench"
+            )
+
+    @property
+    def serves_applications(self) -> bool:
+        """Whether an application begins the episodes."""
+        return self.env.name == FEEDBACK_ENV
 
     @property
     def critic_only_steps(self) -> int:

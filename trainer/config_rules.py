@@ -106,6 +106,9 @@ TRAIN_RULES = (
         )
         for name in ("episodes", "bench", "tasks", "data", "options", "allow_overlap")
     ),
+    InertRule("feedback", lambda c: not c.serves_applications, "env.name is not feedback"),
+    InertRule("rollout.wall_clock_s", lambda c: c.serves_applications, "an application takes its time"),
+    InertRule("env.tasks", lambda c: c.serves_applications, "an application brings what it asks"),
     InertRule("engine.parity_warning", lambda c: c.engine.canary_tokens == 0, "engine.canary_tokens is 0"),
     InertRule(
         "evaluation.weights", lambda c: c.evaluation.every is None, "evaluation.every asks for none during training"

@@ -31,6 +31,7 @@ from sao_gym.trainer.checkpoint import RunState, prune, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.evaluator import Evaluator
 from sao_gym.trainer.events import EVENTS, EventKind, EventLog, PartFiles
+from sao_gym.trainer.files import CHECKPOINTS, TRAJECTORIES, forget_saved, step_file
 from sao_gym.trainer.learner import Learner
 from sao_gym.trainer.metrics import HISTOGRAMS, Histogram, HistogramLog, batch_metrics, loss_metrics, token_account_gap
 from sao_gym.trainer.parity import PARITY, Parity, ParityLog, advice, canary_of
@@ -40,24 +41,7 @@ from sao_gym.trainer.runtime import Batch, Losses, Runtime
 from sao_gym.trainer.statistics import StepStatistics
 from sao_gym.weights import ModuleWeights
 
-CHECKPOINTS = "checkpoints"
-TRAJECTORIES = "trajectories"
 _log = logging.getLogger(__name__)
-
-
-def step_file(run: Path, step: int) -> Path:
-    """Where the trajectories of a step lie."""
-    return run / TRAJECTORIES / f"step_{step:06d}.parquet"
-
-
-def row_uid(number: int) -> str:
-    """The uid of a ledger row's trajectory."""
-    return f"r{number}"
-
-
-def row_number(uid: str) -> int:
-    """The ledger row of a trajectory's uid."""
-    return int(uid.removeprefix("r"))
 
 
 def recorded_folder(source: Path) -> Path:
@@ -280,7 +264,7 @@ class Training:
     def _canary(self, batch: Batch) -> Probe | None:
         """The run's canary, scored as the learner computes."""
         most = self.parts.config.engine.canary_tokens
-        if not most:
+        if not most or self._keeps_no_text:
             return None
         ids = canary_of(self.parts.folder.path, batch.trajectories, most)
         with self.parts.learner.accelerator.autocast():
@@ -379,6 +363,11 @@ class Training:
             self._published = self._publisher.finish()  # the engine shall serve what is evaluated
         self._evaluator.begin(self.state, lambda: source or self.parts.learner.weights())
 
+    @property
+    def _keeps_no_text(self) -> bool:
+        """Whether what was trained and saved is not kept."""
+        return self.parts.config.serves_applications and self.parts.config.feedback.keep == "until_trained"
+
     def save(self) -> Path:
         """Write events, histograms and a checkpoint of the present state, then prune old ones."""
         folder = self.parts.folder.path / CHECKPOINTS
@@ -390,6 +379,9 @@ class Training:
         path = save_checkpoint(folder, self.parts.learner, self.parts.tokenizer, self.state)
         run_blocking(_soon(self.parts.ledger.add_checkpoint, self.state.step, self.state.version, path.name))
         prune(folder, self.parts.config.checkpoint.keep)
+        if self._keeps_no_text:
+            forget_saved(self.parts.folder.path)
+            run_blocking(_soon(self.parts.ledger.scrub))
         self._saved = self.state.step
         return path
 

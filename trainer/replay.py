@@ -18,8 +18,8 @@ from sao_gym.errors import RunFolderError
 from sao_gym.parquet import read_trajectories
 from sao_gym.runfolder import MANIFEST, METRICS
 from sao_gym.trainer.config import TrainConfig
+from sao_gym.trainer.files import step_file
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.loop import step_file
 from sao_gym.trainer.plan import make_plan
 
 

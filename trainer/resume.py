@@ -7,32 +7,19 @@ newest ready rows are queued again until it holds. A group of which some rows ar
 oldest, and is queued again whole. Metrics of lost steps are dropped.
 """
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
 from sao_gym.ledger import Ledger, RowStatus
 from sao_gym.parquet import read_trajectories
 from sao_gym.runfolder import RunFolder
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState
-from sao_gym.trainer.loop import TRAJECTORIES, row_number
+from sao_gym.trainer.files import TRAJECTORIES, later_files, row_number
 from sao_gym.trainer.runtime import groups_of
 from sao_gym.trainer.staleness import is_bounded
-
-_STEP_FILE = re.compile(r"step_(\d+)\.parquet$")
-
-
-def _later_files(folder: Path, step: int) -> Iterator[Path]:
-    for path in sorted(folder.glob("step_*.parquet")):
-        match = _STEP_FILE.match(path.name)
-        if match and int(match[1]) > step:
-            yield path
 
 
 def recovered(ledger: Ledger, folder: RunFolder, state: RunState, *, batch_rows: int, max_staleness: int) -> None:
     """Make ledger, trajectories and metrics those of `state`."""
-    lost = list(_later_files(folder.path / TRAJECTORIES, state.step))
+    lost = list(later_files(folder.path / TRAJECTORIES, state.step))
     trained: dict[int, Trajectory] = {row_number(t.uid): t for path in lost for t in read_trajectories(path)}
     ledger.recover(state.step, state.version, trained)
     for path in lost:

@@ -85,7 +85,10 @@ class _Departure:
 
 
 class Runtime:
-    """Admits prompts, runs their episodes, ages and hands out batches. Used from one event loop."""
+    """Admits prompts, runs their episodes, ages and hands out batches. Used from one event loop.
+
+    `on_settled` hears a row's number when its episode has ended and the ledger says what became of it.
+    """
 
     def __init__(
         self,
@@ -98,12 +101,14 @@ class Runtime:
         clock: Clock,
         options: RuntimeOptions,
         survival: Survival | None = None,
+        on_settled: Callable[[int], None] = lambda number: None,
     ) -> None:
         self._ledger = ledger
         self._order = order
         self.rule = rule
         self._engine_version = engine_version
         self._run_episode = run_episode
+        self._on_settled = on_settled
         self._clock = clock
         self._options = options
         self._episodes: dict[int, asyncio.Task[None]] = {}
@@ -386,6 +391,7 @@ class Runtime:
                 departure.running.discard(row.number)
                 if not departure.running:
                     self._part(departure)
+            self._on_settled(row.number)
             self.changed()
 
     def _settle(self, row: LedgerRow, trajectory: Trajectory) -> None:

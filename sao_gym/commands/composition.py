@@ -6,6 +6,7 @@ the run folder says that it holds a run.
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from sao_gym.commands.heldout import Heldout, rewind_evaluations
 from sao_gym.commands.heldout_tasks import open_tasks
 from sao_gym.commands.policy import env_options, make_budgets, make_engine, training_sampling
 from sao_gym.commands.scripted_policy import ScriptedTurns, tiny_policy
+from sao_gym.commands.serving import Serving, kept_feedback
 from sao_gym.commands.sglang_engine import make_sglang_engine
 from sao_gym.engines.told import ToldEngine
 from sao_gym.errors import CheckpointError, ConfigError, RunFolderError
-from sao_gym.ledger import Ledger, LedgerRow, RowStatus
+from sao_gym.ledger import LEDGER_FILE, Ledger, LedgerRow, RowStatus
 from sao_gym.loops import run_blocking
 from sao_gym.models import LoadedPolicy, copy_model, load_policy
 from sao_gym.protocols import Chat, CountsWork, Engine, Task, TaskSet
@@ -43,8 +45,9 @@ from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
 from sao_gym.trainer.events import EVENTS, EventLog, PartFiles, recorded
 from sao_gym.trainer.failures import ErrorBudget
+from sao_gym.trainer.files import CHECKPOINTS, row_uid
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.loop import CHECKPOINTS, Parts, row_uid
+from sao_gym.trainer.loop import Parts
 from sao_gym.trainer.metrics import HISTOGRAMS
 from sao_gym.trainer.parity import PARITY
 from sao_gym.trainer.prompts import PromptOrder
@@ -53,8 +56,6 @@ from sao_gym.trainer.runtime import Runtime, RuntimeOptions
 from sao_gym.trainer.staleness import Outstanding
 from sao_gym.trainer.survival import Survival
 from sao_gym.weights import module_tensors, weight_hash
-
-LEDGER_FILE = "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Run:
     critic_origin: str
     start_hash: str
     heldout: Heldout | None
+    serving: Serving | None = None
 
 
 @contextmanager
@@ -103,7 +105,8 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
         stack.callback(ledger.close)
         if resume:
             bound = {"batch_rows": config.batch_size, "max_staleness": config.staleness.max_staleness}
-            recovered(ledger, folder, state, **bound)
+            with kept_feedback(folder.path, ledger, state, config.feedback.keep):
+                recovered(ledger, folder, state, **bound)
             for name in (EVENTS, HISTOGRAMS, PARITY):
                 PartFiles(folder.file(name)).rewind(state.step)
             rewind_evaluations(folder.path, state.step)
@@ -114,17 +117,20 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
             if is_scripted
             else None
         )
+        serving = None
+        if config.serves_applications:
+            serving = Serving.opened(config, folder, engine, chat, budgets, clock, stack)
         parts = Parts(
             config=config,
             folder=folder,
             ledger=ledger,
             learner=learner,
             engine=engine,
-            runtime=_runtime(config, ledger, environments, engine, pool, state, clock, events, turns),
+            runtime=_runtime(config, ledger, environments, engine, pool, state, clock, events, turns, serving),
             clock=clock,
             tokenizer=trainee.tokenizer,
             events=events,
-            counting=_counting(engine, environments.judging),
+            counting=_counting(engine, environments.judging, serving),
         )
         yield Run(
             parts=parts,
@@ -147,12 +153,17 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
                 engine=engine,
                 copy=copy,
             ),
+            serving=serving,
         )
 
 
-def _counting(engine: Engine, judging: Any) -> dict[str, CountsWork]:
+def _counting(engine: Engine, judging: Any, serving: Serving | None) -> dict[str, CountsWork]:
     """Who counts what a run's metrics tell."""
-    parts = {"engine": engine, "judge": getattr(judging, "judge", None)}
+    parts = {
+        "engine": engine,
+        "judge": getattr(judging, "judge", None),
+        "feedback": serving.desk if serving else None,
+    }
     return {name: part for name, part in parts.items() if isinstance(part, CountsWork)}
 
 
@@ -298,6 +309,7 @@ def _runtime(
     clock: SystemClock,
     events: EventLog,
     turns: ScriptedTurns | None,
+    serving: Serving | None,
 ) -> Runtime:
     sampling = training_sampling(config.rollout, engine)
     budget = ErrorBudget(share=config.rollout.failure_share, window=max(32, 8 * config.batch_size))
@@ -314,6 +326,12 @@ def _runtime(
         )
         if judging is not None:
             judging.progress.note_trained(runtime.trained_rows)
+        if serving is not None:
+            on_answered = partial(runtime.begin_scoring, row.number)
+            async with recorded(events, engine, row.number) as done:
+                made = await serving.desk.episode(episode, on_version=on_version, on_answered=on_answered)
+            budget.note(done(made).outcome)
+            return made
         async with recorded(events, engine, row.number) as done, pool.lease() as env:
             if turns is not None and isinstance(engine, ToldEngine):
                 engine.tell(episode.uid, turns.lines(env, task, row.attempt))
@@ -342,9 +360,10 @@ def _runtime(
             on_stale=config.staleness.on_stale,
             stale_grace_s=config.staleness.stale_grace_s,
             drop_truncated=config.loss.truncation == "drop",
-            deadline_s=config.deadline_s,
+            deadline_s=math.inf if serving else config.deadline_s,
             check=config.check,
         ),
+        on_settled=partial(serving.settle, ledger) if serving else lambda number: None,
         survival=Survival.resumed(state.survival, ledger.counts().get(RowStatus.DROPPED, 0)),
     )
     return runtime

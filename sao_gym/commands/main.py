@@ -34,6 +34,7 @@ COMMANDS = (
     Entry("sft", "sao_gym.commands.sft:main", "fine-tune a policy on trajectories, action tokens only"),
     Entry("pretrain_critic", "sao_gym.commands.pretrain_critic:main", "fit a critic to a fixed policy's returns"),
     Entry("eval", "sao_gym.commands.eval:main", "sample tasks N times and report success with an interval"),
+    Entry("feedback", "sao_gym.commands.feedback:main", "serve an application, and learn from what its users say"),
     Entry("study", "sao_gym.commands.study:main", "train in several ways over several seeds, and compare"),
     Entry("explain", "sao_gym.commands.explain:main", "show one trajectory of a run, token by token"),
     Entry("grade", "sao_gym.commands.grade:main", "grade an answer against the gold answer, and say why"),

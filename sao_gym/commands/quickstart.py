@@ -91,7 +91,7 @@ def _show(run: Path) -> None:
     from sao_gym.models import load_policy
     from sao_gym.parquet import read_trajectories
     from sao_gym.trainer.checkpoint import find_checkpoints
-    from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES
+    from sao_gym.trainer.files import CHECKPOINTS, TRAJECTORIES
     from sao_gym.transcript import show_episode
 
     whole, _ = find_checkpoints(run / CHECKPOINTS)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from sao_gym.config import resolve
 from sao_gym.errors import CheckpointError, ConfigError, InvariantError, RunFolderError, TaskFileError
-from sao_gym.ledger import Ledger, RowStatus
+from sao_gym.ledger import LEDGER_FILE, Ledger, RowStatus
 from sao_gym.models import load_policy
 from sao_gym.parquet import read_trajectories
 from sao_gym.runfolder import CONFIG, METRICS
@@ -29,9 +29,8 @@ from sao_gym.trainer.checkpoint import find_checkpoints
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.critic import Critic, critic_from_model, load_critic
-from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, row_number, row_uid
+from sao_gym.trainer.files import CHECKPOINTS, TRAJECTORIES, row_number, row_uid
 
-LEDGER = "ledger.sqlite"
 _SHOWN = 5
 
 
@@ -83,8 +82,8 @@ class RecordedRun:
             if uid in here:
                 return self._trained(read_trajectories(path)[here.index(uid)], step)
             uids += here
-        if (self.path / LEDGER).is_file():
-            ledger = Ledger(self.path / LEDGER)
+        if (self.path / LEDGER_FILE).is_file():
+            ledger = Ledger(self.path / LEDGER_FILE)
             try:
                 ready = [row_uid(row.number) for row in ledger.rows(RowStatus.READY)]
                 if uid in ready:

@@ -174,6 +174,8 @@ def _is_first_rank() -> bool:
 
 def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> None:
     from sao_gym.commands import composition, training  # torch: slow, and not needed to refuse bad input
+    from sao_gym.commands.serving import FILES
+    from sao_gym.ledger import LEDGER_FILE
     from sao_gym.trainer.loop import require_batch
 
     if not _is_first_rank():
@@ -184,7 +186,7 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
         require_batch(Path(source), resolved.config.batch_size)
     evaluates = not options.has("rollout-only") and source is None
     with (
-        new_folder(path, drafts=(composition.LEDGER_FILE,)) as folder,
+        new_folder(path, drafts=(LEDGER_FILE, *FILES)) as folder,
         composition.opened(resolved.config, folder, evaluates=evaluates) as run,
     ):
         folder.write_config(dump(resolved))

@@ -14,6 +14,7 @@ from sao_gym.commands.composition import Run, load_trainee
 from sao_gym.commands.curves import draw_curves
 from sao_gym.commands.policy import training_sampling
 from sao_gym.commands.progress import TrainingProgress
+from sao_gym.commands.serving import key_place
 from sao_gym.commands.tracking import chosen, opened_tracking
 from sao_gym.errors import CheckpointError, ConfigError
 from sao_gym.loops import run_blocking
@@ -21,7 +22,8 @@ from sao_gym.parquet import write_trajectories
 from sao_gym.recovery import read_batches, recoveries, spoken
 from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
-from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, Training, recorded_batches, step_file
+from sao_gym.trainer.files import CHECKPOINTS, TRAJECTORIES, step_file
+from sao_gym.trainer.loop import Training, recorded_batches
 from sao_gym.trainer.plan import make_plan
 from sao_gym.trainer.replay import RecordedRun, replayed
 
@@ -180,6 +182,8 @@ def _announce(run: Run) -> None:
     )
     if run.heldout:
         say(f"evaluation: {run.heldout.given.describe()}")
+    if run.serving:
+        say(f"serving applications at {run.serving.address.url}/v1; their key: {key_place(config, run.parts.folder)}")
 
 
 def serve(config: TrainConfig, resumed: Path | None) -> None:

@@ -1,11 +1,13 @@
-"""The gateway's HTTP face: finds the episode by its secret, reads the body, answers in the protocol's words.
+"""The gateway's HTTP face: finds the episode through a door, reads the body, answers in the protocol's words.
 
 Invariants: no path, secret or body is logged; whatever comes, the answer is the protocol's own.
 """
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sao_gym.errors import ConfigError
@@ -30,23 +32,44 @@ _log = logging.getLogger(__name__)
 _EVENT_STREAM = "text/event-stream"
 
 
-class Sessions(Protocol):
-    """Where the app finds the session of a secret."""
+class Door(Protocol):
+    """Where the app finds the session that a request is for."""
 
     settings: GatewaySettings
-
-    def session_of(self, secret: str) -> Session:
-        """Raises Refusal where there is none."""
-        ...
 
     @property
     def context_length(self) -> int:
         """Of the engine."""
         ...
 
+    def require_key(self, request: "Request") -> None:
+        """Raises Refusal for a caller who may not ask."""
+        ...
 
-def make_app(sessions: Sessions) -> "Starlette":
-    """The application. Raises ConfigError where starlette is missing."""
+    def find(self, request: "Request", retry: Retry) -> Session:
+        """The session of a caller who may ask; `retry` tells whether the same was asked before. Raises Refusal."""
+        ...
+
+    def refused(self, session: Session) -> None:
+        """Hears that a call was refused, or failed."""
+        ...
+
+    def answered(self, session: Session) -> Mapping[str, str]:
+        """Hears that a call was answered. Returns header fields for the answer."""
+        ...
+
+
+Found = Callable[["Request"], Awaitable["Response"]]
+PREFIXES = ("/v1", "/s/{secret}/v1", "/s/{secret}/auxiliary/v1")
+
+
+def make_app(
+    door: Door, *, prefixes: Sequence[str] = PREFIXES, further: Mapping[str, Found] = MappingProxyType({})
+) -> "Starlette":
+    """The application: every dialect under every prefix, and what is `further` posted, by path.
+
+    Raises ConfigError where starlette is missing.
+    """
     try:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -59,13 +82,13 @@ def make_app(sessions: Sessions) -> "Starlette":
         "/responses": Responses(),
         "/messages": AnthropicMessages(),
     }
-    routes = []
-    for prefix in ("/v1", "/s/{secret}/v1", "/s/{secret}/auxiliary/v1"):
+    routes = [Route(path, handler, methods=["POST"]) for path, handler in further.items()]
+    for prefix in prefixes:
         is_auxiliary = "auxiliary" in prefix
         for path, dialect in dialects.items():
-            handler = _handler(sessions, dialect, is_auxiliary=is_auxiliary)
+            handler = _handler(door, dialect, is_auxiliary=is_auxiliary)
             routes.append(Route(prefix + path, handler, methods=["POST"]))
-        routes.append(Route(prefix + "/models", _models(sessions), methods=["GET"]))
+        routes.append(Route(prefix + "/models", _models(door), methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _unknown})
 
 
@@ -73,57 +96,61 @@ async def _unknown(request: "Request", error: Exception) -> "Response":
     """A path or method that is not served, in OpenAI's words."""
     status = getattr(error, "status_code", 404)
     if status == 405:
-        return _refused(Refusal(405, Code.METHOD, f"{request.method} is not served here"), Refusal.openai_body)
-    return _refused(Refusal(404, Code.NOT_FOUND, "nothing is served under this path"), Refusal.openai_body)
+        return refused(Refusal(405, Code.METHOD, f"{request.method} is not served here"), Refusal.openai_body)
+    return refused(Refusal(404, Code.NOT_FOUND, "nothing is served under this path"), Refusal.openai_body)
 
 
-def _models(sessions: Sessions) -> Callable[["Request"], Awaitable["Response"]]:
+def _models(door: Door) -> Found:
     async def models(request: "Request") -> "Response":
         try:
-            sessions.session_of(_secret(request))
+            door.require_key(request)
         except Refusal as refusal:
-            return _refused(refusal, Refusal.openai_body)
-        name, length = sessions.settings.model, sessions.context_length
+            return refused(refusal, Refusal.openai_body)
+        name, length = door.settings.model, door.context_length
         model = {"id": name, "object": "model", "created": 0, "owned_by": "sao-gym", "max_model_len": length}
-        return _answered({"object": "list", "data": [model]})
+        return answered({"object": "list", "data": [model]})
 
     return models
 
 
-def _handler(
-    sessions: Sessions, dialect: Dialect, *, is_auxiliary: bool
-) -> Callable[["Request"], Awaitable["Response"]]:
+def _handler(door: Door, dialect: Dialect, *, is_auxiliary: bool) -> Found:
     async def handle(request: "Request") -> "Response":
         try:
-            session = sessions.session_of(_secret(request))
-            body = await _body(request, sessions.settings.max_body_bytes)
-            asked = _read(dialect, body, session, request.headers, is_auxiliary=is_auxiliary)
-            node = await session.ask(asked, Retry.read(request.url.path, body, request.headers))
+            door.require_key(request)
+            body = await read_body(request, door.settings.max_body_bytes)
+            retry = Retry.read(request.url.path, body, request.headers)
+            session = door.find(request, retry)
+            with _told_if_not(door, session):
+                asked = _read(dialect, body, session, request.headers, is_auxiliary=is_auxiliary)
+                node = await session.ask(asked, retry)
         except Refusal as refusal:
-            return _refused(refusal, dialect.refusal)
+            return refused(refusal, dialect.refusal)
         node.is_delivered = node.is_delivered or not await request.is_disconnected()
-        return _said(dialect, node, asked, session)
+        return _said(dialect, node, asked, session, door.answered(session))
 
     return handle
 
 
-def _said(dialect: Dialect, node: Node, asked: Asked, session: Session) -> "Response":
+@contextmanager
+def _told_if_not(door: Door, session: Session) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        door.refused(session)
+        raise
+
+
+def _said(dialect: Dialect, node: Node, asked: Asked, session: Session, told: Mapping[str, str]) -> "Response":
     if not asked.is_streamed:
-        return _answered(dialect.answer(node, asked, session))
+        return answered(dialect.answer(node, asked, session), told)
     from starlette.responses import Response
 
-    return Response(b"".join(dialect.events(node, asked, session)), media_type=_EVENT_STREAM)
+    return Response(b"".join(dialect.events(node, asked, session)), media_type=_EVENT_STREAM, headers=dict(told))
 
 
 def _read(dialect: Dialect, body: bytes, session: Session, headers: Mapping[str, str], *, is_auxiliary: bool) -> Asked:
     try:
-        record = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Refusal.malformed(f"the body must be one JSON object: {str(error)[:200]}") from error
-    if not isinstance(record, dict):
-        raise Refusal.malformed(f"the body must be one JSON object, got {type(record).__name__}")
-    try:
-        asked = dialect.read(record, session)
+        asked = dialect.read(parse_object(body), session)
     except ConfigError as error:
         raise Refusal.malformed(str(error)) from error
     return session.marked(
@@ -132,11 +159,23 @@ def _read(dialect: Dialect, body: bytes, session: Session, headers: Mapping[str,
     )
 
 
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is. Raises Refusal."""
+    try:
+        record = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refusal.malformed(f"the body must be one JSON object: {str(error)[:200]}") from error
+    if not isinstance(record, dict):
+        raise Refusal.malformed(f"the body must be one JSON object, got {type(record).__name__}")
+    return record
+
+
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
 
 
-async def _body(request: "Request", limit: int) -> bytes:
+async def read_body(request: "Request", limit: int) -> bytes:
+    """A request's body. Raises Refusal for one of more than `limit` bytes."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -147,22 +186,21 @@ async def _body(request: "Request", limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _secret(request: "Request") -> str:
-    """From the path, else the API key in the header of either protocol."""
-    found = request.path_params.get("secret")
-    if found:
-        return str(found)
+def key_of(request: "Request") -> str:
+    """The API key, in the header of either protocol."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _answered(body: Mapping[str, Any]) -> "Response":
+def answered(body: Mapping[str, Any], told: Mapping[str, str] = MappingProxyType({})) -> "Response":
+    """A JSON answer with these header fields."""
     from starlette.responses import Response
 
-    return Response(encoded(body), media_type="application/json")
+    return Response(encoded(body), media_type="application/json", headers=dict(told))
 
 
-def _refused(refusal: Refusal, words: Callable[[Refusal], Mapping[str, Any]]) -> "Response":
+def refused(refusal: Refusal, words: Callable[[Refusal], Mapping[str, Any]]) -> "Response":
+    """A refusal in a protocol's words."""
     from starlette.responses import Response
 
     return Response(encoded(words(refusal)), refusal.status, headers=refusal.headers, media_type="application/json")

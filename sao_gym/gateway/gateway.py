@@ -17,7 +17,7 @@ import hmac
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 from sao_gym.budgets import Budgets
 from sao_gym.clock import SystemClock
 from sao_gym.errors import ConfigError
-from sao_gym.gateway.app import make_app
+from sao_gym.gateway.app import key_of, make_app
 from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.gate import Gate
 from sao_gym.gateway.record import EpisodeRecord
 from sao_gym.gateway.refusals import Refusal
+from sao_gym.gateway.retry import Retry
 from sao_gym.gateway.sampled import TextChat
 from sao_gym.gateway.server import Address, served
 from sao_gym.gateway.session import Session
@@ -40,6 +41,7 @@ from sao_gym.stream import Outcome, TruncationReason
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.requests import Request
 
 _REMEMBERED = 4096
 """Closed episodes whose late callers are told so; those of older ones are told that the secret is wrong."""
@@ -69,7 +71,7 @@ class Gateway:
     @cached_property
     def app(self) -> "Starlette":
         """The ASGI application, for a server or for tests without one. Raises ConfigError without starlette."""
-        return make_app(self)
+        return make_app(_SecretDoor(self))
 
     @asynccontextmanager
     async def serving(
@@ -146,6 +148,35 @@ class Gateway:
         if is_first:
             self.metrics.add(session.counts)
         return record
+
+
+class _SecretDoor:
+    """An episode is found by its secret, in the path or as API key."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.settings = gateway.settings
+
+    @property
+    def context_length(self) -> int:
+        return self._gateway.context_length
+
+    def require_key(self, request: "Request") -> None:
+        self._gateway.session_of(_secret(request))
+
+    def find(self, request: "Request", retry: Retry) -> Session:
+        return self._gateway.session_of(_secret(request))
+
+    def refused(self, session: Session) -> None:
+        """Nothing follows from it."""
+
+    def answered(self, session: Session) -> Mapping[str, str]:
+        return {}
+
+
+def _secret(request: "Request") -> str:
+    found = request.path_params.get("secret")
+    return str(found) if found else key_of(request)
 
 
 def _digest(secret: str) -> bytes:

@@ -12,7 +12,8 @@ from sao_gym.gateway.counts import Counts
 from sao_gym.gateway.streams import auxiliary_streams_of, streams_of
 from sao_gym.gateway.tree import Tree
 from sao_gym.protocols import AGENT_FAILED
-from sao_gym.stream import Outcome, TokenStream, TruncationReason
+from sao_gym.rollout import Episode
+from sao_gym.stream import Outcome, TokenStream, Trajectory, TruncationReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,24 @@ class EpisodeRecord:
     info: Mapping[str, Any]
     engine_s: float
     admitted_version: int
+
+    def trajectory(
+        self, episode: Episode, outcome: Outcome, *, timings: Mapping[str, float], info: Mapping[str, Any]
+    ) -> Trajectory:
+        """The record as one of an episode of ours, without a score."""
+        return Trajectory(
+            uid=episode.uid,
+            task_id=episode.task.id,
+            env_id=episode.env_id,
+            attempt=episode.attempt,
+            streams=self.streams,
+            outcome=outcome,
+            group_id=episode.group_id,
+            admitted_version=self.admitted_version,
+            timings={**timings, "engine_s": self.engine_s},
+            seed=episode.seed(0),
+            info={**info, "gateway": dict(self.info)},
+        )
 
 
 def make_record(

@@ -33,6 +33,8 @@ class Code(StrEnum):
     OVER = "episode_over"
     FAILED = "episode_failed"
     BUSY = "overloaded"
+    CONFLICT = "feedback_conflict"
+    GONE = "episode_deleted"
 
 
 _TYPES: Mapping[int, tuple[str, str]] = {  # (OpenAI's, Anthropic's)
@@ -40,6 +42,8 @@ _TYPES: Mapping[int, tuple[str, str]] = {  # (OpenAI's, Anthropic's)
     401: ("authentication_error", "authentication_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
+    409: ("conflict_error", "invalid_request_error"),
+    410: ("not_found_error", "not_found_error"),
     413: ("invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "rate_limit_error"),
 }

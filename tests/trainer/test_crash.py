@@ -13,7 +13,7 @@ import pytest
 from sao_gym.ledger import Ledger
 from sao_gym.parquet import write_trajectories
 from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Trajectory
-from sao_gym.trainer.loop import TRAJECTORIES, row_uid, step_file
+from sao_gym.trainer.files import TRAJECTORIES, row_uid, step_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

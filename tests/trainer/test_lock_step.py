@@ -27,8 +27,9 @@ from sao_gym.stream import Floats, Ids, Trajectory
 from sao_gym.tasks.base import ListTaskSet
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.events import EventLog
+from sao_gym.trainer.files import row_uid
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.loop import Parts, Training, row_uid
+from sao_gym.trainer.loop import Parts, Training
 from sao_gym.trainer.plan import make_plan
 from sao_gym.trainer.prompts import PromptOrder
 from sao_gym.trainer.publish import make_probe

@@ -13,7 +13,7 @@ from sao_gym.errors import RunFolderError
 from sao_gym.ledger import Ledger, RowStatus
 from sao_gym.parquet import read_trajectories, write_trajectories
 from sao_gym.trainer.events import EventLog, PartFiles
-from sao_gym.trainer.loop import step_file
+from sao_gym.trainer.files import step_file
 from sao_gym.trainer.replay import RecordedRun
 
 

@@ -24,7 +24,7 @@ from sao_gym.stream import Outcome, Score, Segment, StopReason, TokenStream, Tra
 from sao_gym.tokenizer import train_tokenizer
 from sao_gym.trainer.checkpoint import OPTIMIZERS_FILE, RunState, find_checkpoints
 from sao_gym.trainer.config import TrainConfig
-from sao_gym.trainer.loop import row_uid, step_file
+from sao_gym.trainer.files import row_uid, step_file
 from sao_gym.trainer.resume import recovered
 from sao_gym.trainer.runtime import Runtime
 from sao_gym.trainer.survival import Survival

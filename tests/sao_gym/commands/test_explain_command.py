@@ -25,8 +25,8 @@ from sao_gym.trainer.checkpoint import RunState, save_checkpoint
 from sao_gym.trainer.config import TrainConfig
 from sao_gym.trainer.config_rules import TRAIN_RULES
 from sao_gym.trainer.critic import critic_from_model
+from sao_gym.trainer.files import CHECKPOINTS, TRAJECTORIES, step_file
 from sao_gym.trainer.learner import Learner
-from sao_gym.trainer.loop import CHECKPOINTS, TRAJECTORIES, step_file
 
 CODEC = TextCodec(byte_tokenizer())
 TOKENS = len(CODEC.tokenizer)

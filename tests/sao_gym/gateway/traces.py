@@ -65,7 +65,7 @@ def recorded() -> Iterator[list[Request]]:
     """Take note of all requests to gateways that are made meanwhile."""
     taken: list[Request] = []
     make_app = gateway_module.make_app
-    with mock.patch.object(gateway_module, "make_app", lambda sessions: Recorder(make_app(sessions), taken)):
+    with mock.patch.object(gateway_module, "make_app", lambda door: Recorder(make_app(door), taken)):
         yield taken
 
 
