@@ -75,8 +75,10 @@ class Run:
 
 
 @contextmanager
-def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, evaluates: bool = True) -> Iterator[Run]:
-    """Build a run. Raises UserError for a model, critic, task set or environment that cannot be used."""
+def opened(
+    config: TrainConfig, folder: RunFolder, *, resume: bool = False, evaluates: bool = True, serves: bool = True
+) -> Iterator[Run]:
+    """Build a run; without `serves` no application is served. Raises UserError for a model, critic, task set or environment that cannot be used."""
     clock = SystemClock()
     with ExitStack() as stack:
         environments = _environments(config)
@@ -118,7 +120,7 @@ def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, eval
             else None
         )
         serving = None
-        if config.serves_applications:
+        if config.serves_applications and serves:
             serving = Serving.opened(config, folder, engine, chat, budgets, clock, stack)
         parts = Parts(
             config=config,

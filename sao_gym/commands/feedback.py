@@ -63,6 +63,8 @@ def main(argv: list[str]) -> int:
 def _serve(words: Sequence[str]) -> int:
     from sao_gym.commands.train import main as train
 
+    if other := [word for word in words if word.partition("=")[0] in ("--env", "--env.name")]:
+        raise ConfigError(f"serve is for the environment feedback, so leave {other[0]} out; sao_gym.train takes any")
     return train(list(words) if "--resume" in words or "--help" in words else ["--env", "feedback", *words])
 
 

@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int | None:
     spec(resolved.config.env.name)  # an unknown name is heard before what else is missing
     _require_critic(resolved.config, options)
     _refuse_scripted(resolved.config, options)
+    _refuse_rollouts(resolved.config, options)
     if _is_first_rank():
         require_ready(resolved.config)
     name = Path(preset or resolved.config.env.name).stem
@@ -167,6 +168,11 @@ def _refuse_scripted(config: TrainConfig, options: Options) -> None:
         )
 
 
+def _refuse_rollouts(config: TrainConfig, options: Options) -> None:
+    if config.serves_applications and options.has("rollout-only"):
+        raise ConfigError("--rollout-only has nothing to ask: an application brings that; leave it out")
+
+
 def _is_first_rank() -> bool:
     """Whether this process owns the run; under `accelerate launch` the others only learn."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -187,7 +193,7 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
     evaluates = not options.has("rollout-only") and source is None
     with (
         new_folder(path, drafts=(LEDGER_FILE, *FILES)) as folder,
-        composition.opened(resolved.config, folder, evaluates=evaluates) as run,
+        composition.opened(resolved.config, folder, evaluates=evaluates, serves=evaluates) as run,
     ):
         folder.write_config(dump(resolved))
         folder.write_manifest(composition.manifest(run))

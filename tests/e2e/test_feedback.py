@@ -222,6 +222,7 @@ def test_an_application_s_users_teach_the_policy(run: Path, facts: dict[str, Any
     assert (run / "feedback.key").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_what_was_accepted_survives_kill_9(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "app"
     receipts: dict[str, dict[str, Any]] = {}
@@ -329,6 +330,13 @@ def test_a_rollback_goes_back_to_a_version_and_on_from_there(
     audit(copy, facts["receipts"])
 
 
+def test_the_run_is_one_of_training(copy: Path, tmp_path: Path, model: Path) -> None:
+    assert train(["--replay", str(copy)]) == 0
+    words = ["--learn-only", str(copy), "--env", "feedback", "--model", str(model), "--out", str(tmp_path / "learnt")]
+    assert train([*words, "--steps", "2", "--batch-size", str(ROWS), "--critic.only-steps", "0"]) == 0
+    assert not (tmp_path / "learnt" / "feedback.sqlite").exists()
+
+
 def test_a_rollback_may_train_on_the_same_again(copy: Path) -> None:
     target = find_checkpoints(copy / "checkpoints")[0][-2][0]
     last = {episode_of(t) for t in trained(copy)[-ROWS:]}
@@ -349,6 +357,7 @@ def test_nothing_is_touched_while_the_run_goes_on(copy: Path, capsys: pytest.Cap
         assert "episodes served" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_until_trained_keeps_no_text(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "app"
     words = ("--model", str(model), "--out", str(path), *SETTINGS, "--steps", "8", "--checkpoint.keep", "2")

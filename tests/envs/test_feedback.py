@@ -53,7 +53,7 @@ def test_nobody_steps_it() -> None:
         (["--feedback.key_env", "NOT_SET_AT_ALL"], "names NOT_SET_AT_ALL, which is not set"),
         (["--tasks", "x.jsonl"], "an application brings what it asks"),
         (["--rollout.wall_clock_s", "5"], "an application takes its time"),
-        (["--rollout-only"], "cannot be stepped; begin with"),
+        (["--rollout-only"], "--rollout-only has nothing to ask: an application brings that"),
     ],
 )
 def test_what_cannot_be_is_said(
