@@ -10,7 +10,7 @@ a crash loses none; a request of which nothing came takes no place.
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,7 +33,6 @@ PASSED_FROM = 0.5
 """The score from which on an episode counts as a success; what is trained on is the score itself."""
 DRAIN_S, LOOK_S = 30.0, 0.05
 """How long answers under way may still take when a run ends, and how often that is looked at."""
-_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,12 @@ class _Place:
     on_version: Callable[[int], None]
     on_answered: Callable[[], None]
     taken: "asyncio.Future[_Served]"
+    is_ours: bool = True
+
+    def heard(self, version: int) -> None:
+        """A version, unless the row was taken back: it may be running again, with a first token of its own."""
+        if self.is_ours:
+            self.on_version(version)
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +79,7 @@ class _Served:
     place: _Place | None
     began_at: float
     why: str | None = None
+    request: tuple[str, bytes] | None = None
     calls: int = 0
     answers: int = 0
     answered_at: float = 0.0
@@ -114,7 +120,7 @@ class Desk:
         self._free: deque[_Place] = deque()
         self._open: dict[str, _Served] = {}
         self._by_session: dict[Session, _Served] = {}
-        self._by_request: OrderedDict[tuple[str | None, bytes], _Served] = OrderedDict()
+        self._by_request: dict[tuple[str, bytes], _Served] = {}
         self._settling: dict[str, tuple[_Served, Trajectory]] = {}
         self._guests: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
@@ -152,6 +158,7 @@ class Desk:
 
     def _give_up(self, place: _Place) -> None:
         """The row is no longer ours to fill."""
+        place.is_ours = False
         if place in self._free:
             self._free.remove(place)
         elif place.taken.done() and not place.taken.cancelled():
@@ -166,8 +173,9 @@ class Desk:
     def find(self, name: str, retry: Retry) -> Session:
         """The session that a request goes on with, or begins where `name` is empty. Raises Refusal."""
         served = self._named(name) if name else self._asked_before(retry) or self._begin()
-        if not name:
-            self._note_request(retry, served)
+        if retry.key is not None and not name and served.request is None:
+            served.request = retry.key, retry.body
+            self._by_request[served.request] = served
         served.calls += 1
         return served.handle.session
 
@@ -238,16 +246,9 @@ class Desk:
         return served
 
     def _asked_before(self, retry: Retry) -> _Served | None:
-        """The episode that the same request has begun, where a client says that it sends it again."""
-        if retry.key is None and not retry.is_retry:
-            return None
-        served = self._by_request.get((retry.key, retry.body))
-        return served if served is not None and served.id in self._open and served.feedback is None else None
-
-    def _note_request(self, retry: Retry, served: _Served) -> None:
-        self._by_request[retry.key, retry.body] = served
-        while len(self._by_request) > _REMEMBERED:
-            self._by_request.popitem(last=False)
+        """The episode that a request with this idempotency key has begun. (The same words alone may be another user's.)"""
+        served = self._by_request.get((retry.key, retry.body)) if retry.key is not None else None
+        return served if served is not None and not served.is_over else None
 
     def _begin(self) -> _Served:
         if self._is_closing:
@@ -256,7 +257,7 @@ class Desk:
         name = secrets.token_hex(12)  # never looks like a flag to a command
         episode = place.episode if place else self._guest(name)
         handle = self.gateway.open(
-            episode, sampling=self._sampling, budgets=self._budgets, on_version=place.on_version if place else None
+            episode, sampling=self._sampling, budgets=self._budgets, on_version=place.heard if place else None
         )
         served = _Served(name, episode, handle, place, self._clock.now(), why=None if place else NO_PLACE)
         self.book.open(name, row=int(episode.uid.removeprefix("r")) if place else None)
@@ -342,6 +343,8 @@ class Desk:
     def _forget(self, served: _Served) -> None:
         self._open.pop(served.id, None)
         self._by_session.pop(served.handle.session, None)
+        if served.request is not None and self._by_request.get(served.request) is served:
+            del self._by_request[served.request]
 
     # -- the whole
 
