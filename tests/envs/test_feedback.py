@@ -1,6 +1,7 @@
 """The environment of an application: nobody steps it, and whoever tries is told how it is used."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_what_cannot_be_is_said(
     assert train([*start, *words]) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert said in errors[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_taken_is_said_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        start = ["--env", "feedback", "--model", str(tiny_model), "--out", str(tmp_path / "r"), "--feedback.port", port]
+        assert train(start) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_of_feedback_are_for_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
