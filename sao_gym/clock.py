@@ -41,11 +41,12 @@ class VirtualClock:
         heapq.heappush(self._sleepers, (self._now + max(seconds, 0.0), next(self._order), future))
         await future
 
-    async def run(self, until: Callable[[], bool], *, settle: int = 20) -> None:
+    async def run(self, until: Callable[[], bool], *, settle: int = 20, has_others: bool = False) -> None:
         """Move time from sleeper to sleeper until `until()` holds.
 
         Between two moves the loop is given `settle` rounds, so that chains of wake-ups run out. Returns early, with
-        `until()` false, if nothing sleeps any more: the program under test is dead-locked.
+        `until()` false, if nothing sleeps any more: the program under test is dead-locked. `has_others` says that threads or
+        sockets work on it too, which are then waited for as long as it takes.
         """
         while True:
             for _ in range(settle):
@@ -55,7 +56,10 @@ class VirtualClock:
             while self._sleepers and self._sleepers[0][2].done():
                 heapq.heappop(self._sleepers)
             if not self._sleepers:
-                return
+                if not has_others:
+                    return
+                await asyncio.sleep(0.001)
+                continue
             due, _, future = heapq.heappop(self._sleepers)
             self._now = max(self._now, due)
             future.set_result(None)

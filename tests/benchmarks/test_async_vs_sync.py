@@ -136,7 +136,7 @@ async def wait_of(env: Any, clock: VirtualClock, seed: int) -> tuple[float, floa
         return begun, clock.now()
 
     working = asyncio.ensure_future(two())
-    await clock.run(working.done)
+    await clock.run(working.done, has_others=True)
     begun, ended = await working
     return ended - begun, env.wait_s
 
@@ -164,7 +164,7 @@ async def test_only_the_first_answer_waits() -> None:
     await env.reset_async(seed=1, options={"task": env.tasks[0]})
     cut = Message.assistant('<tool_call>{"name": "nothing"}</tool_call>')
     working = asyncio.ensure_future(env.step_async(cut))
-    await clock.run(working.done)
+    await clock.run(working.done, has_others=True)
     assert clock.now() == pytest.approx(env.wait_s)
     env._rewards, env._is_over = [0.0], False
     await asyncio.wait_for(env.step_async("done"), 5.0)

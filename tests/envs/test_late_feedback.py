@@ -89,8 +89,8 @@ async def test_an_episode_is_judged_when_its_feedback_comes() -> None:
     assert env.grades_apart
     await env.reset_async(seed=3)
     step = asyncio.ensure_future(env.step_async(Message.assistant(CUTE)))
-    await clock.run(step.done)
-    _, reward, terminated, *_ = await step  # the judge works in a thread of its own
+    await clock.run(step.done, has_others=True)  # the judge works in a thread of its own
+    _, reward, terminated, *_ = await step
     assert (reward, terminated) == (1.0, True)
     assert heard == [0.0]
     assert clock.now() == pytest.approx(env.episode_info["feedback_s"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 
 from hypothesis import given
@@ -55,6 +56,25 @@ async def test_run_returns_when_nothing_sleeps_any_more() -> None:
     assert not stuck.done()
     assert clock.now() == 0.0
     stuck.cancel()
+
+
+async def test_run_waits_for_threads_where_there_are_some() -> None:
+    clock, gate = VirtualClock(), threading.Event()
+
+    async def work() -> float:
+        await asyncio.to_thread(gate.wait)
+        await clock.sleep(5.0)
+        return clock.now()
+
+    working = asyncio.ensure_future(work())
+    await clock.run(working.done)
+    assert not working.done()
+    running = asyncio.ensure_future(clock.run(working.done, has_others=True))
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    gate.set()
+    await running
+    assert await working == 5.0
 
 
 async def test_a_cancelled_sleeper_moves_no_time() -> None:

@@ -479,9 +479,9 @@ async def waited(server: Server, **options: Any) -> tuple[EpisodeRun, float]:
     """An episode under a virtual clock, and the seconds that it took there."""
     clock = VirtualClock()
     work = asyncio.ensure_future(run(server, clock=clock, **options))
-    while not work.done():
-        await asyncio.sleep(0.002)  # for the sockets; time itself is virtual, and only waits before retries spend it
-        await clock.run(work.done)
+    await clock.run(
+        work.done, has_others=True
+    )  # sockets; time itself is virtual, and only waits before retries spend it
     return work.result(), clock.now()
 
 

@@ -102,7 +102,7 @@ def test_every_rule_names_a_setting_and_can_be_off() -> None:
     for rule in (*TRAIN_RULES, *ROLLOUT_ONLY_RULES, *LEARN_ONLY_RULES):
         assert rule.key in schema.settings or rule.key in schema.sections
     plain = resolve(TrainConfig, rules=TRAIN_RULES)
-    asked = {key for key in schema.settings if key.startswith(("evaluation.", "engine.sglang."))} - {
+    asked = {key for key in schema.settings if key.startswith(("evaluation.", "engine.sglang.", "feedback."))} - {
         "evaluation.every",
         "evaluation.at_ends",
     }
