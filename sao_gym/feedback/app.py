@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from sao_gym.feedback.desk import Desk, Feedback
+from sao_gym.feedback.desk import Desk
+from sao_gym.feedback.served import Feedback
 from sao_gym.gateway import Address
 from sao_gym.gateway.app import Found, answered, key_of, make_app, parse_object, read_body, refused
 from sao_gym.gateway.refusals import Refusal

@@ -12,13 +12,13 @@ import asyncio
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from sao_gym.budgets import Budgets
 from sao_gym.errors import NoFeedbackError
 from sao_gym.feedback.book import FeedbackBook, ServedEpisode, ServedState
 from sao_gym.feedback.reconcile import STOPPED
-from sao_gym.gateway import Gateway, GatewayEpisode
+from sao_gym.feedback.served import Feedback, Place, Receipt, Served
+from sao_gym.gateway import Gateway
 from sao_gym.gateway.refusals import Code, Refusal
 from sao_gym.gateway.retry import Retry
 from sao_gym.gateway.session import Session
@@ -33,67 +33,6 @@ PASSED_FROM = 0.5
 """The score from which on an episode counts as a success; what is trained on is the score itself."""
 DRAIN_S, LOOK_S = 30.0, 0.05
 """How long answers under way may still take when a run ends, and how often that is looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feedback:
-    """What an application says of an episode: `score` from 0 to 1, and a comment that is kept and not trained on."""
-
-    score: float
-    comment: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of feedback: whether the policy learns from it, and why if it does not."""
-
-    episode: str
-    score: float
-    is_for_training: bool
-    why: str | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Place:
-    """A ledger row that waits for an application. `on_answered` hears its first answer."""
-
-    episode: Episode
-    on_version: Callable[[int], None]
-    on_answered: Callable[[], None]
-    taken: "asyncio.Future[_Served]"
-    is_ours: bool = True
-
-    def heard(self, version: int) -> None:
-        """A version, unless the row was taken back: it may be running again, with a first token of its own."""
-        if self.is_ours:
-            self.on_version(version)
-
-
-@dataclass(eq=False, slots=True)
-class _Served:
-    """An episode that an application talks to. `settled` is there once its feedback is in the ledger or the book."""
-
-    id: str
-    episode: Episode
-    handle: GatewayEpisode
-    place: _Place | None
-    began_at: float
-    why: str | None = None
-    request: tuple[str, bytes] | None = None
-    calls: int = 0
-    answers: int = 0
-    answered_at: float = 0.0
-    feedback: Feedback | None = None
-    is_withdrawn: bool = False
-    is_lost: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: "asyncio.Future[Receipt]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is waited for, the deadline aside."""
-        has_failed = self.handle.session.failure is not None and not self.calls
-        return self.feedback is not None or self.is_withdrawn or self.is_lost or has_failed
 
 
 class Desk:
@@ -117,11 +56,11 @@ class Desk:
         self.gateway, self.book = gateway, book
         self._clock, self._sampling, self._budgets, self._deadline_s = clock, sampling, budgets, deadline_s
         self._env_id, self._run_seed = env_id, run_seed
-        self._free: deque[_Place] = deque()
-        self._open: dict[str, _Served] = {}
-        self._by_session: dict[Session, _Served] = {}
-        self._by_request: dict[tuple[str, bytes], _Served] = {}
-        self._settling: dict[str, tuple[_Served, Trajectory]] = {}
+        self._free: deque[Place] = deque()
+        self._open: dict[str, Served] = {}
+        self._by_session: dict[Session, Served] = {}
+        self._by_request: dict[tuple[str, bytes], Served] = {}
+        self._settling: dict[str, tuple[Served, Trajectory]] = {}
         self._guests: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._is_closing = False
@@ -135,7 +74,7 @@ class Desk:
 
         Cancelled, an episode that was begun goes on without its place.
         """
-        place = _Place(episode, on_version, on_answered, asyncio.get_running_loop().create_future())
+        place = Place(episode, on_version, on_answered, asyncio.get_running_loop().create_future())
         self._free.append(place)
         try:
             while True:
@@ -156,7 +95,7 @@ class Desk:
         if served is not None and made is not None:
             self._close(served, made, None if is_for_training else why or "it was not trained")
 
-    def _give_up(self, place: _Place) -> None:
+    def _give_up(self, place: Place) -> None:
         """The row is no longer ours to fill."""
         place.is_ours = False
         if place in self._free:
@@ -233,7 +172,7 @@ class Desk:
 
     # -- beginning
 
-    def _named(self, name: str) -> _Served:
+    def _named(self, name: str) -> Served:
         served = self._open.get(name)
         if served is None:
             if self.book.find(name) is None:
@@ -245,12 +184,12 @@ class Desk:
             raise Refusal.over("it has its feedback; leave its name out to begin another")
         return served
 
-    def _asked_before(self, retry: Retry) -> _Served | None:
+    def _asked_before(self, retry: Retry) -> Served | None:
         """The episode that a request with this idempotency key has begun. (The same words alone may be another user's.)"""
         served = self._by_request.get((retry.key, retry.body)) if retry.key is not None else None
         return served if served is not None and not served.is_over else None
 
-    def _begin(self) -> _Served:
+    def _begin(self) -> Served:
         if self._is_closing:
             raise Refusal.busy(self.gateway.settings.retry_after_s)
         place = self._free.popleft() if self._free else None
@@ -259,7 +198,7 @@ class Desk:
         handle = self.gateway.open(
             episode, sampling=self._sampling, budgets=self._budgets, on_version=place.heard if place else None
         )
-        served = _Served(name, episode, handle, place, self._clock.now(), why=None if place else NO_PLACE)
+        served = Served(name, episode, handle, place, self._clock.now(), why=None if place else NO_PLACE)
         self.book.open(name, row=int(episode.uid.removeprefix("r")) if place else None)
         self._open[name] = self._by_session[handle.session] = served
         if place is not None:
@@ -272,20 +211,20 @@ class Desk:
         task = Task(id=f"guest-{name}", prompt="")
         return Episode(uid=f"guest-{name}", task=task, env_id=self._env_id, attempt=0, run_seed=self._run_seed)
 
-    def _host(self, served: _Served) -> None:
+    def _host(self, served: Served) -> None:
         """Follow an episode that has no place."""
         task = asyncio.ensure_future(self._hosted(served))
         self._guests.add(task)
         task.add_done_callback(self._guests.discard)
 
-    async def _hosted(self, served: _Served) -> None:
+    async def _hosted(self, served: Served) -> None:
         made = await self._ended(served)
         if made is not None:
             self._close(served, made, served.why)
 
     # -- ending
 
-    async def _ended(self, served: _Served) -> Trajectory | None:
+    async def _ended(self, served: Served) -> Trajectory | None:
         """The record of an episode once it is over; None for one of which nothing came."""
         await self._wait(served)
         if served.is_withdrawn:
@@ -295,7 +234,7 @@ class Desk:
             return None
         return await self._record(served)
 
-    async def _record(self, served: _Served) -> Trajectory:
+    async def _record(self, served: Served) -> Trajectory:
         said = served.feedback
         record = await served.handle.close(Outcome.terminated() if said else Outcome.error(NoFeedbackError.kind))
         seconds = self._clock.now() - served.began_at
@@ -306,7 +245,7 @@ class Desk:
             return made
         return made.scored(Score(value=said.score, passed=said.score >= PASSED_FROM, method="feedback"))
 
-    async def _wait(self, served: _Served) -> None:
+    async def _wait(self, served: Served) -> None:
         """Until feedback, a failure, or nothing for `deadline_s` after the last answer."""
         while not served.is_over:
             left = served.answered_at + self._deadline_s - self._clock.now() if served.answers else None
@@ -322,7 +261,7 @@ class Desk:
                     if waiting is not None:
                         waiting.cancel()
 
-    def _close(self, served: _Served, made: Trajectory, why: str | None) -> None:
+    def _close(self, served: Served, made: Trajectory, why: str | None) -> None:
         """Write what became of an episode, and tell who waits for it. `why` it is not trained, None if it is."""
         said = served.feedback
         if said is not None:
@@ -340,7 +279,7 @@ class Desk:
         if said is not None:
             served.settled.set_result(Receipt(served.id, said.score, why is None, why))
 
-    def _forget(self, served: _Served) -> None:
+    def _forget(self, served: Served) -> None:
         self._open.pop(served.id, None)
         self._by_session.pop(served.handle.session, None)
         if served.request is not None and self._by_request.get(served.request) is served:
