@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -413,6 +414,38 @@ def test_nothing_starts_at_import() -> None:
         "from pathlib import Path\nassert Path('/proc/thread-self/children').read_text() == ''"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+BURST = """
+import json, sys
+asked = [json.loads(sys.stdin.readline())["id"] for _ in range(20)]
+lines = [json.dumps({"id": id, "verdict": "equal", "method": "table"}) for id in asked]
+sys.stdout.write("\\n".join(lines)[:-3])  # all in one piece but the last
+sys.stdout.flush()
+sys.stdin.readline()
+print(lines[-1][-3:], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_answers_that_come_in_one_piece_are_each_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server answers many questions in one breath; none of them waits until it says something more."""
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return popen([sys.executable, "-c", BURST], **options)
+
+    monkeypatch.setattr("sao_gym.tasks._grading_pool.subprocess.Popen", start)
+    server = GradingServer()
+    monkeypatch.undo()
+    try:
+        owed = [server.submit("1", "1", GradingLimits()) for _ in range(20)]
+        assert {future.result(timeout=30).verdict for future in owed[:-1]} == {"equal"}
+        assert not owed[-1].done()  # half an answer is none
+        server.submit("1", "1", GradingLimits())
+        assert owed[-1].result(timeout=30).verdict == "equal"
+    finally:
+        server.close()
 
 
 def test_a_server_ends_with_its_owner() -> None:
