@@ -7,18 +7,26 @@ Example:
     $ python -m sao_gym.feedback rollback runs/app 12
 """
 
+import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from sao_gym.commands.base import Options, run_command, take_options
+from sao_gym.config import resolve
 from sao_gym.errors import ConfigError, RunFolderError
 from sao_gym.feedback.book import BOOK, FeedbackBook, ServedEpisode, ServedState
 from sao_gym.feedback.reconcile import by_episode, episode_of
 from sao_gym.ledger import LEDGER_FILE, Ledger, RowStatus
-from sao_gym.runfolder import RunFolder
+from sao_gym.runfolder import CONFIG, RunFolder
+from sao_gym.trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sao_gym.trainer.rollback import RolledBack
 
 HELP = """usage: python -m sao_gym.feedback COMMAND ...
 
@@ -89,9 +97,8 @@ def _status(run: Path, rest: Sequence[str], words: Options) -> None:
 
 def _reasons(lines: Sequence[ServedEpisode]) -> str:
     """Why some of them are not trained, by frequency."""
-    reasons = [line.why for line in lines if line.why]
-    counted = sorted({(-reasons.count(why), why) for why in reasons})
-    return f"   not trained: {', '.join(f'{-count} {why}' for count, why in counted)}" if counted else ""
+    counted = Counter(line.why for line in lines if line.why).most_common()
+    return f"   not trained: {', '.join(f'{count} {why}' for why, count in counted)}" if counted else ""
 
 
 def _delete(run: Path, names: Sequence[str], words: Options) -> None:
@@ -101,8 +108,7 @@ def _delete(run: Path, names: Sequence[str], words: Options) -> None:
         if missing := [name for name in names if book.find(name) is None]:
             raise ConfigError(f"{run} served no episode {missing[0]!r}; nothing was deleted")
         _take_out(run, ledger, set(names))
-        for name in names:
-            book.delete(name)
+        book.delete(*names)
     print(f"deleted {len(names)}: text, score and comment are gone; what the weights learnt from it stays in them")
 
 
@@ -129,14 +135,24 @@ def _rollback(run: Path, rest: Sequence[str], words: Options) -> None:
     with RunFolder.open_for_resume(run), closing(Ledger(run / LEDGER_FILE)) as ledger:
         done = roll_back(run, ledger, version=int(rest[0]), again=words.has("again"), now=datetime.now(UTC))
         if (run / BOOK).is_file():
-            with closing(_book(run)) as book:
-                for name, trajectory in by_episode(done.dropped).items():
-                    book.set_untrained(name, f"rolled back to version {done.state.version}", trajectory)
+            _note_dropped(run, done)
     print(f"version {done.state.version}, step {done.state.step}, is the newest of {run} now")
     print(
         f"{done.checkpoints} later checkpoints set aside, {len(done.dropped)} rows trained since dropped: {done.aside}"
     )
     print(f"go on with python -m sao_gym.train --resume {run}")
+
+
+def _note_dropped(run: Path, done: "RolledBack") -> None:
+    """The book learns of what will not be trained again; what the run does not keep is not kept aside either."""
+    from sao_gym.trainer.files import TRAJECTORIES  # torch
+
+    keep = resolve(TrainConfig, preset=run / CONFIG).config.feedback.keep
+    with closing(FeedbackBook(run / BOOK, keep)) as book:
+        for name, trajectory in by_episode(done.dropped).items():
+            book.set_untrained(name, f"rolled back to version {done.state.version}", trajectory)
+    if keep == "until_trained":
+        shutil.rmtree(done.aside / TRAJECTORIES, ignore_errors=True)
 
 
 COMMANDS: Mapping[str, Callable[[Path, Sequence[str], Options], None]] = MappingProxyType(

@@ -165,11 +165,11 @@ class FeedbackBook:
         found = self._db.execute("SELECT trajectory FROM served WHERE id = ?", (id,)).fetchone()
         return None if found is None or found[0] is None else parquet.loads(found[0])
 
-    def delete(self, id: str) -> None:
-        """Leave a line that says nothing but that there was one; the old bytes leave the file."""
-        self._db.execute(
+    def delete(self, *ids: str) -> None:
+        """Leave lines that say nothing but that there were such episodes; the old bytes leave the file."""
+        self._db.executemany(
             "UPDATE served SET state = ?, score = NULL, comment = NULL, why = NULL, trajectory = NULL WHERE id = ?",
-            (ServedState.DELETED, id),
+            [(ServedState.DELETED, id) for id in ids],
         )
         scrub(self._db)
 

@@ -235,11 +235,14 @@ class Desk:
         return await self._record(served)
 
     async def _record(self, served: Served) -> Trajectory:
-        said = served.feedback
-        record = await served.handle.close(Outcome.terminated() if said else Outcome.error(NoFeedbackError.kind))
-        seconds = self._clock.now() - served.began_at
+        record = await served.handle.close()
+        said = served.feedback  # after the wait: it may have come meanwhile
+        is_silent = said is None and not record.outcome.is_error
         made = record.trajectory(
-            served.episode, record.outcome, timings={"episode_s": seconds}, info={"feedback": {"episode": served.id}}
+            served.episode,
+            Outcome.error(NoFeedbackError.kind) if is_silent else record.outcome,
+            timings={"episode_s": self._clock.now() - served.began_at},
+            info={"feedback": {"episode": served.id}},
         )
         if said is None or record.outcome.is_error:
             return made

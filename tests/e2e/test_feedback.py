@@ -376,3 +376,9 @@ def test_until_trained_keeps_no_text(model: Path, tmp_path: Path) -> None:
         lines = book.episodes()
         assert any(line.why for line in lines)
         assert not any(book.trajectory(line.id) for line in lines)
+    version = find_checkpoints(path / "checkpoints")[0][0][0].version
+    assert main(["rollback", str(path), str(version)]) == 0
+    assert list(trajectory_files(path)) == []
+    with closing(FeedbackBook(path / "feedback.sqlite")) as book:
+        assert any("rolled back" in (line.why or "") for line in book.episodes())
+        assert not any(book.trajectory(line.id) for line in lines)

@@ -114,6 +114,34 @@ async def test_the_deadline_runs_from_the_last_answer_and_not_while_one_is_made(
     assert (await world.say(name)).json()["for_training"]
 
 
+@pytest.mark.parametrize("has_place", [True, False])
+async def test_feedback_that_comes_while_its_episode_is_closed_counts(has_place: bool) -> None:
+    world = World()
+    row = world.place(1) if has_place else None
+    await asyncio.sleep(0)
+    name = await world.begin()
+    posts: list[asyncio.Task[Any]] = []
+    end_session = world.engine.end_session
+
+    async def end(session: str) -> None:
+        posts.append(asyncio.ensure_future(world.say(name, 0.25)))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await end_session(session)
+
+    world.engine.end_session = end  # type: ignore[method-assign]
+    await world.clock.run(lambda: bool(posts))
+    assert world.clock.now() == pytest.approx(DEADLINE_S)
+    assert (await posts[0]).json()["for_training"] == has_place
+    made = await row if row else world.book.trajectory(name)
+    assert made is not None
+    assert made.score is not None
+    assert made.score.value == 0.25
+    line = world.book.find(name)
+    assert line is not None
+    assert (line.state, line.score) == (ServedState.SCORED, 0.25)
+
+
 async def test_a_place_waits_for_ever_without_a_request() -> None:
     world = World()
     row = world.place(1)
