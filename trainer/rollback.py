@@ -19,7 +19,7 @@ from sao_gym.ledger import Ledger, RowStatus
 from sao_gym.parquet import read_trajectories, write_trajectories
 from sao_gym.stream import Trajectory
 from sao_gym.trainer.checkpoint import RunState, find_checkpoints
-from sao_gym.trainer.files import CHECKPOINTS, ROLLED_BACK, TRAJECTORIES, later_files, trajectory_files
+from sao_gym.trainer.files import CHECKPOINTS, ROLLED_BACK, TRAJECTORIES, later_files, row_number, trajectory_files
 from sao_gym.trainer.parity import CANARY
 
 
@@ -55,11 +55,12 @@ def roll_back(run: Path, ledger: Ledger, *, version: int, again: bool, now: date
 
 
 def _drop_later(run: Path, ledger: Ledger, step: int, aside: Path) -> tuple[Trajectory, ...]:
-    """Rows trained after `step` are dropped; their files are set aside."""
+    """Rows trained after `step` are dropped; their files are set aside. A row in a file that is ready still is trained yet."""
     rows = [row.number for row in ledger.rows(RowStatus.TRAINED) if (row.trained_at_step or 0) > step]
     ledger.drop_group(dict.fromkeys(rows, ROLLED_BACK))
     later = list(later_files(run / TRAJECTORIES, step))
-    dropped = tuple(trajectory for path in later for trajectory in read_trajectories(path))
+    gone = {row.number for row in ledger.rows(RowStatus.DROPPED) if row.reason == ROLLED_BACK}
+    dropped = tuple(t for path in later for t in read_trajectories(path) if row_number(t.uid) in gone)
     for path in later:
         _move(path, aside / TRAJECTORIES)
     return dropped
@@ -78,7 +79,7 @@ def take_out(run: Path, is_meant: Callable[[Trajectory], bool]) -> list[Trajecto
         meant = [trajectory for trajectory in found if is_meant(trajectory)]
         if meant:
             taken += meant
-            write_trajectories(path, [trajectory for trajectory in found if trajectory not in meant])
+            write_trajectories(path, [trajectory for trajectory in found if not is_meant(trajectory)])
     forget_canary(run, taken)
     return taken
 

@@ -75,10 +75,11 @@ class Run:
 
 
 @contextmanager
-def opened(
-    config: TrainConfig, folder: RunFolder, *, resume: bool = False, evaluates: bool = True, serves: bool = True
-) -> Iterator[Run]:
-    """Build a run; without `serves` no application is served. Raises UserError for a model, critic, task set or environment that cannot be used."""
+def opened(config: TrainConfig, folder: RunFolder, *, resume: bool = False, is_training: bool = True) -> Iterator[Run]:
+    """Build a run; where it is no training, nothing is evaluated and no application served.
+
+    Raises UserError for a model, critic, task set or environment that cannot be used.
+    """
     clock = SystemClock()
     with ExitStack() as stack:
         environments = _environments(config)
@@ -89,7 +90,7 @@ def opened(
         judging = environments.judging
         if resume and judging is not None:
             judging.progress.note_spent(sum(record.get("time_step_s") or 0.0 for record in folder.read_metrics()))
-        asked = evaluates and config.evaluation.is_asked_for
+        asked = is_training and config.evaluation.is_asked_for
         given = open_tasks(config, environments.tasks, judging) if asked else None
         if given:
             stack.callback(lambda: run_blocking(given.environments.close()))
@@ -120,7 +121,7 @@ def opened(
             else None
         )
         serving = None
-        if config.serves_applications and serves:
+        if config.serves_applications and is_training:
             serving = Serving.opened(config, folder, engine, chat, budgets, clock, stack)
         parts = Parts(
             config=config,

@@ -107,12 +107,12 @@ def _delete(run: Path, names: Sequence[str], words: Options) -> None:
     with RunFolder.open_for_resume(run), closing(_book(run)) as book, closing(Ledger(run / LEDGER_FILE)) as ledger:
         if missing := [name for name in names if book.find(name) is None]:
             raise ConfigError(f"{run} served no episode {missing[0]!r}; nothing was deleted")
-        _take_out(run, ledger, set(names))
+        _take_out(run, ledger, book, set(names))
         book.delete(*names)
     print(f"deleted {len(names)}: text, score and comment are gone; what the weights learnt from it stays in them")
 
 
-def _take_out(run: Path, ledger: Ledger, names: set[str]) -> None:
+def _take_out(run: Path, ledger: Ledger, book: FeedbackBook, names: set[str]) -> None:
     """Files first, the ledger then: whatever interrupts, the same command finishes it."""
     from sao_gym.trainer.rollback import forget_canary, take_out  # torch
 
@@ -122,6 +122,8 @@ def _take_out(run: Path, ledger: Ledger, names: set[str]) -> None:
         if episode_of(held) in names:
             forget_canary(run, [held])
             ledger.set_dropped(row.number, "deleted")
+    # One that a crash took out of the files after the canary was cut from it stands in the book alone.
+    forget_canary(run, [kept for name in names if (kept := book.trajectory(name)) is not None])
     ledger.scrub()
 
 

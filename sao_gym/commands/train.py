@@ -190,10 +190,10 @@ def _start(resolved: Resolved[TrainConfig], path: Path, options: Options) -> Non
     source = options.value("learn-only")
     if source is not None:
         require_batch(Path(source), resolved.config.batch_size)
-    evaluates = not options.has("rollout-only") and source is None
+    is_training = not options.has("rollout-only") and source is None
     with (
         new_folder(path, drafts=(LEDGER_FILE, *FILES)) as folder,
-        composition.opened(resolved.config, folder, evaluates=evaluates, serves=evaluates) as run,
+        composition.opened(resolved.config, folder, is_training=is_training) as run,
     ):
         folder.write_config(dump(resolved))
         folder.write_manifest(composition.manifest(run))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from sao_gym.commands.feedback import main
@@ -277,6 +278,15 @@ def test_an_episode_is_deleted_from_ledger_book_and_files(copy: Path, facts: dic
     assert main(["delete", str(copy), *gone]) == 0  # again, as after a crash in the middle
     for name in gone:
         assert holds(copy, name.encode()) == ["feedback.sqlite"]  # that there was one
+
+
+def test_the_canary_goes_also_where_the_book_alone_has_its_episode(copy: Path) -> None:
+    """After a crash: the step's file is gone, and the episode recorded."""
+    with closing(FeedbackBook(copy / "feedback.sqlite")) as book:
+        kept = next(t for line in book.episodes() if (t := book.trajectory(line.id)) is not None and t.n_action)
+    np.save(copy / "canary.npy", kept.streams[0].token_ids)
+    assert main(["delete", str(copy), episode_of(kept) or ""]) == 0
+    assert not (copy / "canary.npy").exists()
 
 
 def test_old_bytes_leave_the_databases(copy: Path) -> None:

@@ -66,6 +66,16 @@ def test_back_to_a_version(run: tuple[Path, Ledger]) -> None:
     assert (once_more.checkpoints, once_more.dropped) == (0, ())
 
 
+def test_a_row_that_a_crash_left_ready_is_trained_yet(run: tuple[Path, Ledger]) -> None:
+    """Its step's file was written, and then the process died before the ledger called it trained."""
+    path, ledger = run
+    ledger.requeue(6)
+    ledger.set_ready(6, record(6))
+    done = roll_back(path, ledger, version=2, again=False, now=NOW)
+    assert [t.uid for t in done.dropped] == ["r5"]
+    assert [row.number for row in ledger.rows(RowStatus.READY)] == [6]
+
+
 def test_what_was_trained_since_may_be_trained_again(run: tuple[Path, Ledger]) -> None:
     path, ledger = run
     done = roll_back(path, ledger, version=3, again=True, now=NOW)
